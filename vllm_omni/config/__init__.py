@@ -1,0 +1,1 @@
+"""What a pipeline is, where it runs, and the one merge of both (`resolve`)."""

@@ -1,0 +1,1 @@
+"""The data plane: ordered, credited streams of chunks from worker to worker."""

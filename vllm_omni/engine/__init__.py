@@ -1,0 +1,1 @@
+"""The orchestrator and everything that keeps replicas alive and requests moving."""

@@ -1,0 +1,38 @@
+"""What a replica's process is told when it is spawned. Picklable, frozen."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from vllm_omni.config.pipeline import StageKind
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReplicaSpec:
+    """One replica of one stage, with everything decided."""
+
+    stage: str
+    stage_id: int
+    replica_id: int
+    kind: StageKind
+    model_dir: Path
+    model_class: str | None
+    devices: tuple[str, ...]
+    """`("cpu",)` or `("cuda:0",)`; several for a replica of several ranks."""
+    num_threads: int
+    max_batch_size: int
+    start_timeout_s: float
+    engine_args: Mapping[str, object] = field(default_factory=dict)
+    env: Mapping[str, str] = field(default_factory=dict)
+    """Environment variables set in the child only."""
+    has_sources: bool = False
+    """Other stages stream into this one: it opens a data-plane receiver."""
+    has_targets: bool = False
+    """It streams into other stages: it opens a data-plane sender."""
+
+    @property
+    def name(self) -> str:
+        """`voice/0`: in process titles, log lines and metrics."""
+        return f"{self.stage}/{self.replica_id}"

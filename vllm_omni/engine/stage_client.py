@@ -1,0 +1,80 @@
+"""The orchestrator's side of one replica: the seam between orchestration and engines.
+
+Runs in the orchestrator's event loop. Three implementations (vLLM's engine core, the one-shot
+engine, the diffusion engine) and the fakes in `tests/fakes.py` satisfy it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol
+
+from vllm_omni.config.pipeline import StageKind
+from vllm_omni.engine.messages import StageOutput, StageRequest
+from vllm_omni.inputs.prompt import OmniPrompt
+
+
+class StageClient(Protocol):
+    """One live replica. After it raised `EngineDeadError` once it is never used again."""
+
+    stage_id: int
+    replica_id: int
+    kind: StageKind
+    data_address: str | None
+    """Where upstream replicas push chunks for this one; None: it takes no streams."""
+
+    async def add_request_async(self, request: StageRequest) -> None:
+        """Start a request.
+
+        Raises:
+            BadRequestError: this request cannot run here; nothing was started.
+            EngineDeadError: the replica is dead.
+        """
+
+    async def update_request_async(self, request: StageRequest) -> None:
+        """Append input to a running streaming session of the same request id."""
+
+    async def abort_requests_async(self, request_ids: Sequence[str]) -> None:
+        """Stop requests; unknown ids are ignored; no output follows. Never raises for a dead replica."""
+
+    async def get_outputs_async(self) -> Sequence[StageOutput]:
+        """Wait for the next outputs, at least one.
+
+        Raises:
+            EngineDeadError: the replica died; raised at once, also while waiting.
+        """
+
+    def check_health(self) -> None:
+        """Raise EngineDeadError when the replica's process is gone or said it is dead."""
+
+    async def call_utility_async(self, method: str, *args: object) -> object:
+        """Call a method inside the replica (`sleep`, `wake_up`, `add_lora`, ...), with a deadline."""
+
+    def metrics(self) -> ReplicaMetrics:
+        """Latest figures; cheap."""
+
+    async def shutdown_async(self, timeout_s: float) -> None:
+        """Stop the replica: gracefully within the timeout, then by force. Never raises; repeatable."""
+
+
+class ReplicaMetrics(Protocol):
+    """What a replica says of itself."""
+
+    num_running: int
+    num_waiting: int
+
+
+class StagePreparer(Protocol):
+    """The API loop's side of a stage: validates a prompt before anything is admitted.
+
+    One per stage, shared by its replicas. Runs in the API process, off the orchestrator's loop.
+    """
+
+    async def prepare(
+        self, request_id: str, prompt: OmniPrompt, params: object, options: dict[str, object]
+    ) -> object:
+        """Turn a prompt into what the stage's client takes as `StageRequest.prompt`.
+
+        Raises:
+            BadRequestError: names the field that cannot be served.
+        """
