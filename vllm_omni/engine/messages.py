@@ -79,11 +79,14 @@ class StageOutput(msgspec.Struct):
     failure: StageFailure | None = None
     """Set: the stage gave this request up; `finished` is True."""
 
-    def merged_with(self, later: StageOutput) -> StageOutput:
-        """This output and a later one of the same stage and request as one (a slow client)."""
+    def merged_with(self, later: StageOutput, *, delta: bool = True) -> StageOutput:
+        """This output and a later one of the same stage and request as one (a slow client).
+
+        With `delta` texts are joined; without, they are cumulative and the later one stands.
+        """
         text: RequestOutput | None = self.text
         if text is not None and later.text is not None:
-            text.add(later.text, aggregate=True)
+            text.add(later.text, aggregate=delta)
         audio = self.audio
         if audio is not None and later.audio is not None:
             audio = audio.merged_with(later.audio)
