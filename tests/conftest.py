@@ -1,0 +1,42 @@
+"""Sorts tests into layers by folder and mark, so that `--layer` runs one of them.
+
+tests/{integration,parity,e2e}/ are the layers of these names. Of the other folders, which mirror
+the source tree, tests marked `slow` or `weights` start processes or load models: integration.
+Everything else is a unit test.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Final
+
+import pytest
+
+LAYERS: Final = ("unit", "integration", "parity", "e2e")
+_TESTS: Final = Path(__file__).parent
+
+
+def layer_of(path: Path, marks: Iterable[str]) -> str:
+    """The layer of a test in the file `path`, relative to tests/."""
+    folder = path.parts[0]
+    if folder in LAYERS:
+        return folder
+    return "integration" if {"slow", "weights"} & set(marks) else "unit"
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--layer", choices=LAYERS, help="run the tests of this layer only")
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    wanted = config.getoption("--layer")
+    if wanted is None:
+        return
+    chosen, others = [], []
+    for item in items:
+        marks = (mark.name for mark in item.iter_markers())
+        layer = layer_of(item.path.relative_to(_TESTS), marks)
+        (chosen if layer == wanted else others).append(item)
+    items[:] = chosen
+    config.hook.pytest_deselected(items=others)

