@@ -22,7 +22,7 @@ class Frame:
     seq: int
     meta: Mapping[str, Any] = field(default_factory=dict)
     """Small plain facts about the payload (dtype, shape, kind)."""
-    payload: memoryview = memoryview(b"")
+    payload: memoryview = field(default_factory=lambda: memoryview(b""))
     """Valid until `release`."""
     end: str | None = None
     """Reason when this is the stream's last frame: `stop`, `length`, `abort`, `error`."""
