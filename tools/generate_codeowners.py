@@ -126,13 +126,21 @@ def read_documents(root: Path) -> list[Document]:
     ]
 
 
+def _plain(pattern: str) -> str:
+    return pattern.strip("/").removesuffix("/**")
+
+
 def exists(root: Path, pattern: str) -> bool:
-    return any(True for _ in root.glob(pattern.strip("/")))
+    """Whether a file matches; a folder counts when something but compiled files lies in it."""
+    return any(
+        path.is_file() or any(p.is_file() and p.suffix != ".pyc" for p in path.rglob("*"))
+        for path in root.glob(_plain(pattern))
+    )
 
 
 def rule_pattern(root: Path, pattern: str) -> str:
     """`vllm_omni/engine/**` and `vllm_omni/engine` both become `/vllm_omni/engine/`."""
-    plain = pattern.strip("/").removesuffix("/**")
+    plain = _plain(pattern)
     return f"/{plain}/" if (root / plain).is_dir() else f"/{plain}"
 
 

