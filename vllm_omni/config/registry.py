@@ -1,0 +1,69 @@
+"""Which pipeline serves which checkpoint: a literal table of strings.
+
+Importing this loads no family; `load_pipeline` loads exactly the one being served. A package
+outside this one adds its families through the entry-point group `vllm_omni.pipelines`
+(name: `model_type`, value: `module:NAME` of its `PipelineConfig`).
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Mapping
+from importlib.metadata import EntryPoint, entry_points
+from typing import Final
+
+from vllm_omni.config.pipeline import PipelineConfig
+from vllm_omni.config.suggestions import did_you_mean
+from vllm_omni.errors import ConfigError, UnsupportedModelError
+
+ENTRY_POINT_GROUP: Final = "vllm_omni.pipelines"
+
+PIPELINES: Final[Mapping[str, str]] = {
+    "smol_voice": "vllm_omni.model_executor.models.smol_voice.pipeline:PIPELINE",
+}
+"""`model_type` of the checkpoint's config.json to `module:NAME` of its pipeline."""
+
+ARCHITECTURES: Final[Mapping[str, str]] = {}
+"""Architecture name to `module:Class`, for AUTOREGRESSIVE stages that vLLM itself cannot run."""
+
+
+def known_pipelines() -> dict[str, str]:
+    """Every `model_type` that has a pipeline, in this package or in an installed one."""
+    known = dict(PIPELINES)
+    for point in sorted(entry_points(group=ENTRY_POINT_GROUP), key=_order):
+        if known.setdefault(point.name, point.value) != point.value:
+            raise ConfigError(
+                f"two pipelines for model_type {point.name!r}: {known[point.name]} and "
+                f"{point.value}; uninstall one of the packages"
+            )
+    return known
+
+
+def _order(point: EntryPoint) -> tuple[str, str]:
+    return point.name, point.value
+
+
+def load_pipeline(model_type: str) -> PipelineConfig:
+    """Import exactly one model family: the one being served.
+
+    Raises:
+        UnsupportedModelError: no family has this `model_type`.
+        ConfigError: an installed package registers something that is no pipeline.
+    """
+    known = known_pipelines()
+    if model_type not in known:
+        raise UnsupportedModelError(
+            f"no pipeline for model_type {model_type!r}{did_you_mean(model_type, known)}; "
+            f"known: {', '.join(sorted(known))}"
+        )
+    module, _, name = known[model_type].partition(":")
+    try:
+        pipeline = getattr(importlib.import_module(module), name or "PIPELINE")
+    except (ImportError, AttributeError) as exc:
+        raise ConfigError(
+            f"pipeline of model_type {model_type!r} cannot be loaded from "
+            f"{known[model_type]}: {exc}"
+        ) from exc
+    if not isinstance(pipeline, PipelineConfig):
+        raise ConfigError(f"{known[model_type]} is not a PipelineConfig")
+    return pipeline

@@ -1,0 +1,1 @@
+"""Verified deploy YAMLs, one per model and, where they differ, per kind of device."""
