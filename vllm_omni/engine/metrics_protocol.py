@@ -30,9 +30,6 @@ class EngineMetrics(Protocol):
     def audio_written(self, stage: str, audio_s: float, wall_s: float) -> None:
         """A stage finished a request's audio: its length, and the time since its first input."""
 
-    def queue_depth(self, stage: str, replica: int, running: int, waiting: int) -> None:
-        """What a replica has at hand, when it last said so."""
-
     def replica_state(self, stage: str, replica: int, state: str) -> None:
         """A replica is now `starting`, `ready`, `draining`, `backoff` or `stopped`."""
 
@@ -59,9 +56,6 @@ class NullMetrics:
         pass
 
     def audio_written(self, stage: str, audio_s: float, wall_s: float) -> None:
-        pass
-
-    def queue_depth(self, stage: str, replica: int, running: int, waiting: int) -> None:
         pass
 
     def replica_state(self, stage: str, replica: int, state: str) -> None:

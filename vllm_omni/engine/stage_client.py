@@ -6,12 +6,17 @@ engine, the diffusion engine) and the fakes in `tests/fakes.py` satisfy it.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Protocol
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Protocol
 
 from vllm_omni.config.pipeline import StageKind
 from vllm_omni.engine.messages import StageOutput, StageRequest
 from vllm_omni.inputs.prompt import OmniPrompt
+
+if TYPE_CHECKING:
+    from vllm.config import ModelConfig, VllmConfig
+    from vllm.renderers import BaseRenderer
+    from vllm.v1.engine.input_processor import InputProcessor
 
 
 class StageClient(Protocol):
@@ -24,7 +29,7 @@ class StageClient(Protocol):
     """Where upstream replicas push chunks for this one; None: it takes no streams."""
 
     async def add_request_async(self, request: StageRequest) -> None:
-        """Start a request.
+        """Start a request: check it and send it off; does not wait for the replica to take it up.
 
         Raises:
             BadRequestError: this request cannot run here; nothing was started.
@@ -35,7 +40,10 @@ class StageClient(Protocol):
         """Append input to a running streaming session of the same request id."""
 
     async def abort_requests_async(self, request_ids: Sequence[str]) -> None:
-        """Stop requests; unknown ids are ignored; no output follows. Never raises for a dead replica."""
+        """Stop requests; unknown ids are ignored; no output follows.
+
+        Never raises for a dead replica.
+        """
 
     async def get_outputs_async(self) -> Sequence[StageOutput]:
         """Wait for the next outputs, at least one.
@@ -48,13 +56,16 @@ class StageClient(Protocol):
         """Raise EngineDeadError when the replica's process is gone or said it is dead."""
 
     async def call_utility_async(self, method: str, *args: object) -> object:
-        """Call a method inside the replica (`sleep`, `wake_up`, `add_lora`, ...), with a deadline."""
+        """Call a method inside the replica (`sleep`, `wake_up`, `add_lora`), with a deadline."""
 
     def metrics(self) -> ReplicaMetrics:
         """Latest figures; cheap."""
 
     async def shutdown_async(self, timeout_s: float) -> None:
-        """Stop the replica: gracefully within the timeout, then by force. Never raises; repeatable."""
+        """Stop the replica: gracefully within the timeout, then by force.
+
+        Never raises; repeatable.
+        """
 
 
 class ReplicaMetrics(Protocol):
@@ -77,4 +88,34 @@ class StagePreparer(Protocol):
 
         Raises:
             BadRequestError: names the field that cannot be served.
+        """
+
+    def source_context(self, params: object) -> dict[str, Any]:
+        """`StreamSource.context` of the streams this stage writes; empty when bridges need none."""
+
+    def shutdown(self) -> None:
+        """Give back threads and memory. Repeatable."""
+
+
+class TextPreparer(StagePreparer, Protocol):
+    """Preparer of a text stage: also what vLLM's serving classes render with."""
+
+    vllm_config: VllmConfig
+
+    @property
+    def model_config(self) -> ModelConfig: ...
+
+    @property
+    def renderer(self) -> BaseRenderer: ...
+
+    @property
+    def input_processor(self) -> InputProcessor: ...
+
+    async def render_messages(
+        self, messages: object, template_kwargs: Mapping[str, object] | None = None
+    ) -> OmniPrompt:
+        """A conversation through the chat template; `text` holds what it rendered to.
+
+        Raises:
+            BadRequestError: not a conversation, or the template refuses it.
         """

@@ -1,0 +1,32 @@
+"""Admission: how many requests are in flight, counted on the API's loop before anything is done."""
+
+from __future__ import annotations
+
+from vllm_omni.engine.metrics_protocol import EngineMetrics
+from vllm_omni.errors import OverloadedError
+
+
+class Admission:
+    """Counters of one front end. A request with `n` choices takes `n` places."""
+
+    def __init__(self, max_in_flight: int, metrics: EngineMetrics) -> None:
+        self.max_in_flight = max_in_flight
+        self.in_flight = 0
+        self._metrics = metrics
+
+    def check(self, num: int = 1) -> None:
+        """Raise OverloadedError when `num` more would not fit."""
+        if self.in_flight + num > self.max_in_flight:
+            self._metrics.request_rejected("overloaded")
+            raise OverloadedError(
+                f"{self.in_flight} requests are in flight and {num} more would exceed "
+                f"max_in_flight={self.max_in_flight}; try again"
+            )
+
+    def acquire(self, num: int = 1) -> None:
+        self.check(num)
+        self.in_flight += num
+
+    def release(self, num: int = 1) -> None:
+        self.in_flight -= num
+        assert self.in_flight >= 0, "a request was released twice"
