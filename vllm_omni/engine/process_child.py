@@ -19,7 +19,7 @@ import threading
 import traceback
 from collections.abc import Callable, Mapping
 from types import FrameType
-from typing import IO, Protocol
+from typing import IO
 
 from vllm_omni.engine.process_status import (
     Beat,
@@ -35,12 +35,6 @@ logger = logging.getLogger(__name__)
 
 BEAT_INTERVAL_S = 1.0
 _PR_SET_PDEATHSIG = 1
-
-
-class ChildMain(Protocol):
-    """Target of a replica's process: a function at module level. Returning ends the process."""
-
-    def __call__(self, shell: ChildShell, /, **kwargs: object) -> None: ...
 
 
 def _no_figures() -> Mapping[str, float]:
@@ -106,6 +100,11 @@ class ChildShell:
             figures = {}
         beat = Beat(times.user + times.system, _rss_bytes(), figures)
         self.send(beat, socket.MSG_DONTWAIT)
+
+
+ChildMain = Callable[..., None]
+"""Target of a replica's process: `main(shell: ChildShell, /, **kwargs)`, a function at module level.
+Returning ends the process."""
 
 
 def boot(payload: IO[bytes], status_fd: int, parent_pid: int) -> None:

@@ -108,7 +108,7 @@ class ReplicaProcess:
         cls, target: ChildMain, spec: ReplicaSpec, kwargs: Mapping[str, object]
     ) -> ReplicaProcess:
         """Start the process and return at once; for callers with a handshake of their own."""
-        if target.__module__ == "__main__":  # type: ignore[attr-defined]
+        if target.__module__ == "__main__":
             raise ValueError(f"target of a replica must be importable, got {target!r} of __main__")
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         payload = os.memfd_create("vllm-omni-spawn", os.MFD_CLOEXEC)
