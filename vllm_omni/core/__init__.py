@@ -1,0 +1,1 @@
+"""What runs inside vLLM's engine core process of an autoregressive replica."""

@@ -1,0 +1,70 @@
+"""Devices and what a process must do for them: the only home of `torch.cuda` and friends.
+
+vLLM decides which platform this is, so that both always agree. Importing this package is free;
+the first question imports what it takes to answer it.
+"""
+
+from __future__ import annotations
+
+import functools
+from dataclasses import dataclass
+from typing import Protocol
+
+from vllm_omni.errors import ConfigError
+
+
+@dataclass(frozen=True, slots=True)
+class Device:
+    """One device as a deploy config names it."""
+
+    name: str
+    """`cpu`, `cuda:0`."""
+    memory_bytes: int
+    """All of it, in use or not."""
+
+
+class Platform(Protocol):
+    """One kind of device."""
+
+    device_type: str
+    """`cpu`, `cuda`."""
+
+    def devices(self) -> tuple[Device, ...]:
+        """Every device of this host, in the order of their numbers."""
+
+    def child_env(self, devices: tuple[str, ...]) -> dict[str, str]:
+        """Variables that confine a replica's process to its devices."""
+
+    def default_devices(self, replica: int, world_size: int) -> tuple[str, ...]:
+        """Devices of the n-th replica of this host when the operator names none."""
+
+    def default_num_threads(self, num_replicas: int) -> int:
+        """CPU threads of one of `num_replicas` replicas that share this host."""
+
+    def prepare_process(self) -> None:
+        """Call in every process that computes, before its first forward. Repeatable."""
+
+
+@functools.cache
+def current_platform() -> Platform:
+    """The platform of this installation: what vLLM was built for and finds on this host."""
+    from vllm.platforms import current_platform as host
+
+    if host.device_type == "cpu":
+        from vllm_omni.platforms.cpu import CpuPlatform
+
+        return CpuPlatform()
+    if host.device_type == "cuda":
+        from vllm_omni.platforms.cuda import CudaPlatform
+
+        return CudaPlatform()
+    raise ConfigError(f"platform {host.device_type!r} is not supported; known: cpu, cuda")
+
+
+def platform_of(device: str) -> Platform:
+    """The platform that a device name belongs to."""
+    if device == "cpu":
+        from vllm_omni.platforms.cpu import CpuPlatform
+
+        return CpuPlatform()
+    return current_platform()

@@ -1,0 +1,1 @@
+"""What runs below vLLM's engine core: executors and workers of autoregressive stages."""

@@ -1,0 +1,127 @@
+"""vLLM's engine core as one stage's replica: pushes tokens to the next stages after each step.
+
+`run_stage_core` is the target of the replica's process. Control messages beyond vLLM's own are
+methods of `StageCore`, called through `call_utility_async` between two steps.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from contextlib import ExitStack
+from typing import Any, Protocol
+
+import setproctitle
+from vllm.v1.engine import EngineCoreOutputs, EngineCoreRequest, FinishReason
+from vllm.v1.engine.core import EngineCoreProc
+from vllm.v1.request import Request
+
+from vllm_omni.core.token_streams import TokenStreams
+from vllm_omni.distributed.omni_connectors.factory import open_connector
+from vllm_omni.distributed.run_directory import RunDirectory
+from vllm_omni.platforms import current_platform
+from vllm_omni.vllm_compat import engine_core_class
+
+logger = logging.getLogger(__name__)
+
+StepOutputs = dict[int, EngineCoreOutputs]
+
+
+class Shell(Protocol):
+    """What the core needs of the process it runs in (`engine/process_child.py`)."""
+
+    def ready(self, info: Mapping[str, object] | None = None) -> None: ...
+
+    def progress(self, what: str) -> None: ...
+
+
+def run_stage_core(shell: Shell, /, **kwargs: Any) -> None:
+    """Target of an autoregressive replica's process; returns when the core was shut down.
+
+    `kwargs` are those of `StageCore`: `name`, `has_targets`, `vllm_config`, `executor_class` and
+    `handshake_address`.
+    """
+    current_platform().prepare_process()
+    shell.progress("loading the model")
+    engine_core_class.install(StageCore)
+    StageCore.run_engine_core(shell=shell, local_client=True, log_stats=True, **kwargs)
+
+
+class StageCore(EngineCoreProc):
+    """One replica's engine core. Streams tokens to the targets named in a request's params."""
+
+    def __init__(
+        self, *args: Any, shell: Shell, name: str, has_targets: bool, **kwargs: Any
+    ) -> None:
+        setproctitle.setproctitle(f"vllm-omni: {name}")  # vLLM has just set its own
+        self._shell = shell
+        self._data_plane = ExitStack()
+        self._streams: TokenStreams | None = None
+        if has_targets:
+            folder = RunDirectory.create(name)
+            self._data_plane.callback(folder.remove)
+            connector = open_connector(name, folder.ipc("data"))
+            self._data_plane.callback(connector.close)
+            self._streams = TokenStreams(connector.sender)
+        super().__init__(*args, **kwargs)
+
+    def run_busy_loop(self) -> None:
+        self._shell.ready({"max_model_len": self.vllm_config.model_config.max_model_len})
+        super().run_busy_loop()
+
+    def add_request(self, request: Request, request_wave: int = 0) -> None:
+        if self._streams is not None:
+            self._streams.open(request.request_id, request.sampling_params)
+        super().add_request(request, request_wave)
+
+    def abort_requests(self, request_ids: list[str]) -> None:
+        super().abort_requests(request_ids)
+        if self._streams is not None:
+            self._streams.end(request_ids, "abort")
+
+    def stop_requests(self, request_ids: list[str]) -> None:
+        """Stop requests whose text is complete: a stop string, which only the client can see."""
+        if self._streams is not None:
+            self._streams.end(request_ids, "stop")
+        self.abort_requests(request_ids)
+
+    def step(self) -> tuple[StepOutputs, bool]:
+        outputs, executed = super().step()
+        self._push(outputs)
+        return outputs, executed
+
+    def step_with_batch_queue(self) -> tuple[StepOutputs | None, bool]:
+        outputs, executed = super().step_with_batch_queue()
+        self._push(outputs)
+        return outputs, executed
+
+    def _push(self, outputs: StepOutputs | None) -> None:
+        if self._streams is not None and outputs:
+            for client_outputs in outputs.values():
+                self._streams.push(client_outputs.outputs)
+
+    def _handle_request_preproc_error(self, request: EngineCoreRequest) -> None:
+        # Runs in the input thread, before `add_request` could open the streams.
+        if self._streams is not None:
+            self._streams.refuse(request.sampling_params, "the engine could not read this request")
+        super()._handle_request_preproc_error(request)
+
+    def _reject_add_in_shutdown(self, request: Request) -> bool:
+        rejected = super()._reject_add_in_shutdown(request)
+        if rejected and self._streams is not None:
+            self._streams.refuse(request.sampling_params, "the replica shuts down")
+        return bool(rejected)
+
+    def _send_finish_outputs_to_client(
+        self, req_ids: list[str], client_index: int, finish_reason: FinishReason
+    ) -> None:
+        # The outputs of requests that end outside a step: paused, shut down, refused.
+        if self._streams is not None:
+            self._streams.finish(req_ids, finish_reason)
+        super()._send_finish_outputs_to_client(req_ids, client_index, finish_reason)
+
+    def shutdown(self) -> None:
+        if self._streams is not None:
+            self._streams.close("the replica stopped")
+        self._data_plane.close()
+        super().shutdown()

@@ -1,0 +1,94 @@
+"""One `VllmConfig` per autoregressive replica, and the environment its process needs.
+
+Runs in the API process. Building a config makes vLLM write environment variables meant for the
+processes that compute; they are handed to the child and taken back here.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import os
+import threading
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any, Final
+
+from vllm.config import VllmConfig
+from vllm.engine.arg_utils import AsyncEngineArgs
+from vllm.usage.usage_lib import UsageContext
+
+from vllm_omni.engine.replica_spec import ReplicaSpec
+from vllm_omni.errors import ConfigError
+from vllm_omni.worker.executor import STAGE_EXECUTOR
+
+CPU_KV_CACHE_BYTES: Final = 1 << 30
+"""KV cache of a replica on CPU when nothing says otherwise; vLLM would take most of the host."""
+
+_MEMORY_ARGS: Final = ("kv_cache_memory_bytes", "gpu_memory_utilization")
+_ENVIRON_LOCK: Final = threading.Lock()
+
+
+def engine_arguments(spec: ReplicaSpec) -> dict[str, Any]:
+    """vLLM's engine arguments of one replica: what the spec implies, then what it names.
+
+    Raises:
+        ConfigError: an argument that vLLM does not have.
+    """
+    known = {field.name for field in dataclasses.fields(AsyncEngineArgs)}
+    for name in spec.engine_args:
+        if name not in known:
+            near = difflib.get_close_matches(name, known, n=1)
+            hint = f"; did you mean {near[0]!r}?" if near else ""
+            raise ConfigError(f"stage {spec.stage!r}: vLLM has no engine argument {name!r}{hint}")
+    world_size = len(spec.devices)
+    pipeline_parallel_size = int(str(spec.engine_args.get("pipeline_parallel_size", 1)))
+    arguments: dict[str, Any] = {
+        "model": str(spec.model_dir),
+        "max_num_seqs": spec.max_batch_size,
+        "tensor_parallel_size": world_size // pipeline_parallel_size,
+        "distributed_executor_backend": STAGE_EXECUTOR if world_size == 1 else "mp",
+        # The sender's half of that cache would have to follow every replica and restart.
+        "mm_processor_cache_gb": 0,
+    }
+    if spec.devices[0] == "cpu":
+        arguments["enforce_eager"] = True
+        if not any(name in spec.engine_args for name in _MEMORY_ARGS):
+            arguments["kv_cache_memory_bytes"] = CPU_KV_CACHE_BYTES
+    return arguments | dict(spec.engine_args)
+
+
+def build_vllm_config(spec: ReplicaSpec) -> tuple[VllmConfig, dict[str, str]]:
+    """The replica's config, and the variables that vLLM wants in its process. Blocks for a second.
+
+    Raises:
+        ConfigError: vLLM refuses the arguments or cannot read the checkpoint; one line.
+    """
+    arguments = engine_arguments(spec)
+    with _contained_environment() as written:
+        try:
+            config = AsyncEngineArgs(**arguments).create_engine_config(
+                UsageContext.OPENAI_API_SERVER
+            )
+        except (ValueError, TypeError, OSError, NotImplementedError) as error:
+            text = " ".join(str(error).split())
+            raise ConfigError(f"stage {spec.stage!r}: {text}") from error
+    return config, dict(written)
+
+
+@contextmanager
+def _contained_environment() -> Iterator[Mapping[str, str]]:
+    """Collect the variables that are set inside, and put this process's own back."""
+    written: dict[str, str] = {}
+    with _ENVIRON_LOCK:
+        before = dict(os.environ)
+        try:
+            yield written
+        finally:
+            after = dict(os.environ)
+            written.update({k: v for k, v in after.items() if before.get(k) != v})
+            for name in written:
+                if name in before:
+                    os.environ[name] = before[name]
+                else:
+                    del os.environ[name]

@@ -1,0 +1,157 @@
+"""Start of an autoregressive replica: config, process, vLLM's handshake, a real first request."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import logging
+import time
+from collections.abc import Mapping
+from contextlib import AsyncExitStack
+from typing import Any, Final
+
+import msgspec
+import numpy as np
+import zmq
+import zmq.asyncio
+from vllm.config import VllmConfig
+from vllm.sampling_params import RequestOutputKind, SamplingParams
+from vllm.utils.network_utils import get_open_zmq_ipc_path
+from vllm.v1.engine.exceptions import EngineDeadError
+from vllm.v1.engine.utils import (
+    EngineHandshakeMetadata,
+    EngineZmqAddresses,
+    bind_engine_zmq_listeners,
+)
+from vllm.v1.executor.abstract import Executor
+
+from vllm_omni.core.stage_core import run_stage_core
+from vllm_omni.engine.ar_client import ArClient, Recorder
+from vllm_omni.engine.ar_config import build_vllm_config
+from vllm_omni.engine.ar_prompts import PromptProcessor
+from vllm_omni.engine.core_client import CoreClient
+from vllm_omni.engine.messages import StageRequest
+from vllm_omni.engine.process_shell import ReplicaProcess
+from vllm_omni.engine.replica_spec import ReplicaSpec
+from vllm_omni.errors import StageStartError
+from vllm_omni.inputs.prompt import AudioInput, OmniPrompt
+from vllm_omni.platforms import platform_of
+
+logger = logging.getLogger(__name__)
+
+SELF_TEST_ID: Final = "self-test"
+STOP_TIMEOUT_S: Final = 5.0
+
+
+async def start_ar_replica(spec: ReplicaSpec, record: Recorder | None = None) -> ArClient:
+    """Start a replica and return its client once a request went through it.
+
+    Raises:
+        ConfigError: vLLM refuses the configuration or the checkpoint.
+        StageStartError: the process did not become ready; its own error on one line.
+    """
+    began = time.monotonic()
+    vllm_config, env = await asyncio.to_thread(build_vllm_config, spec)
+    env = platform_of(spec.devices[0]).child_env(spec.devices) | env | dict(spec.env)
+    spec = dataclasses.replace(spec, env=env)
+    async with AsyncExitStack() as stack:
+        listeners = bind_engine_zmq_listeners(vllm_config)
+        stack.callback(listeners.cleanup)
+        with _Handshake(listeners.addresses) as handshake:
+            process = _spawn(spec, vllm_config, handshake.address)
+            stack.push_async_callback(process.stop, 0.0)
+            prompts = await _all_ready(spec, process, handshake, vllm_config)
+        stack.callback(prompts.shutdown)
+        core = CoreClient(vllm_config, Executor.get_class(vllm_config), listeners)
+        stack.callback(core.close)
+        client = ArClient(spec, process, core, prompts, record)
+        await _self_test(client, spec, prompts)
+        client.resources = stack.pop_all()
+    logger.info("stage %s ready in %.1f s", spec.name, time.monotonic() - began)
+    return client
+
+
+async def _all_ready(
+    spec: ReplicaSpec, process: ReplicaProcess, handshake: _Handshake, vllm_config: VllmConfig
+) -> PromptProcessor:
+    """Wait for the process; this side loads its tokenizer meanwhile."""
+    try:
+        async with asyncio.TaskGroup() as group:
+            group.create_task(process.wait_ready(), name=f"{spec.name} start")
+            group.create_task(handshake.run(), name=f"{spec.name} handshake")
+            loading = group.create_task(
+                asyncio.to_thread(PromptProcessor, spec.stage, vllm_config),
+                name=f"{spec.name} tokenizer",
+            )
+    except BaseExceptionGroup as failures:
+        raise failures.exceptions[0] from None
+    return loading.result()
+
+
+def _spawn(spec: ReplicaSpec, vllm_config: VllmConfig, handshake_address: str) -> ReplicaProcess:
+    kwargs: Mapping[str, object] = {
+        "name": spec.name,
+        "vllm_config": vllm_config,
+        "executor_class": Executor.get_class(vllm_config),
+        "handshake_address": handshake_address,
+        "has_targets": spec.has_targets,
+    }
+    return ReplicaProcess.spawn(run_stage_core, spec, kwargs)
+
+
+class _Handshake:
+    """The parent's side of vLLM's start-up handshake with one engine core."""
+
+    def __init__(self, addresses: EngineZmqAddresses) -> None:
+        self.address = get_open_zmq_ipc_path()
+        self._addresses = addresses
+
+    def __enter__(self) -> _Handshake:
+        self._context = zmq.asyncio.Context()
+        self._socket = self._context.socket(zmq.ROUTER)
+        self._socket.bind(self.address)
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        self._socket.close(linger=0)
+        self._context.term()
+
+    async def run(self) -> None:
+        """Answer HELLO with the addresses, wait for READY. Ends only so; cancel it otherwise."""
+        identity = await self._receive("HELLO")
+        metadata = EngineHandshakeMetadata(addresses=self._addresses, parallel_config={})
+        await self._socket.send_multipart([identity, msgspec.msgpack.encode(metadata)])
+        await self._receive("READY")
+
+    async def _receive(self, status: str) -> bytes:
+        identity, raw = await self._socket.recv_multipart()
+        message: dict[str, Any] = msgspec.msgpack.decode(raw)
+        if message.get("status") != status:
+            raise StageStartError(f"engine core said {message.get('status')!r}, not {status!r}")
+        return bytes(identity)
+
+
+async def _self_test(client: ArClient, spec: ReplicaSpec, prompts: PromptProcessor) -> None:
+    """One real request, one token: a replica that cannot do this is not ready."""
+    params = SamplingParams(max_tokens=1, output_kind=RequestOutputKind.FINAL_ONLY)
+    prompt = self_test_prompt(prompts)
+    try:
+        async with asyncio.timeout(spec.start_timeout_s):
+            await client.add_request_async(
+                StageRequest(SELF_TEST_ID, spec.stage_id, prompt, params)
+            )
+            (output,) = await client.get_outputs_async()
+    except TimeoutError:
+        raise StageStartError(f"stage {spec.name} did not answer its first request") from None
+    except EngineDeadError as error:
+        raise StageStartError(f"stage {spec.name} did not start: {error}") from error
+    if output.failure is not None:
+        raise StageStartError(f"stage {spec.name} failed: {output.failure.message}")
+
+
+def self_test_prompt(prompts: PromptProcessor) -> OmniPrompt:
+    """The shortest prompt this stage's model can read."""
+    if prompts.reads_speech:
+        silence = np.zeros(8000, np.float32)
+        return OmniPrompt(audio=(AudioInput(silence, 16_000),))
+    return OmniPrompt(token_ids=[prompts.renderer.get_bos_token_id() or 0])

@@ -1,0 +1,217 @@
+"""From an `OmniPrompt` to vLLM's engine requests: rendered, tokenized, validated.
+
+Each event loop has its own `PromptProcessor` with its own tokenizer: a fast tokenizer that two
+threads use at once raises "Already borrowed". Slow work runs in the renderer's threads.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import copy
+import itertools
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+
+from vllm.config import VllmConfig
+from vllm.exceptions import VLLMClientError, VLLMValidationError
+from vllm.renderers import renderer_from_config
+from vllm.renderers.inputs.preprocess import parse_model_prompt
+from vllm.renderers.params import ChatParams
+from vllm.sampling_params import SamplingParams
+from vllm.tasks import GENERATION_TASKS
+from vllm.v1.engine import EngineCoreRequest
+from vllm.v1.engine.input_processor import InputProcessor
+
+from vllm_omni.core.token_streams import TARGETS_KEY
+from vllm_omni.engine.ar_checks import refuse_fatal
+from vllm_omni.engine.ar_speech import SETTINGS_KEY, SpeechPrompter, check_audio
+from vllm_omni.errors import BadRequestError, ConfigError
+from vllm_omni.inputs.prompt import AudioInput, OmniPrompt
+
+MESSAGES_KEY: Final = "messages"
+"""Key of `OmniPrompt.extra`: a conversation that the chat template is to render."""
+
+CHAT_KWARGS_KEY: Final = "chat_template_kwargs"
+
+_RENDERER_RANKS: Final = itertools.count(1)
+
+_PASSED_OPTIONS: Final = (
+    "arrival_time",
+    "lora_request",
+    "tokenization_kwargs",
+    "trace_headers",
+    "priority",
+    "session_id",
+    "kv_hints",
+)
+_REQUEST_OPTIONS: Final = ("reasoning_ended", "reasoning_parser_kwargs")
+_OTHER_OPTIONS: Final = ("prompt_text", "data_parallel_rank")
+
+
+@dataclass(slots=True)
+class PreparedPrompt:
+    """One prompt, ready for the core. Several requests when its audio is longer than one clip."""
+
+    requests: list[EngineCoreRequest]
+    text: str | None = None
+    """The prompt's words, for `RequestOutput.prompt`."""
+    separator: str = ""
+    """Joins the texts of the requests."""
+
+
+class PromptProcessor:
+    """Turns prompts of one autoregressive stage into engine requests, for one event loop."""
+
+    def __init__(self, stage: str, vllm_config: VllmConfig) -> None:
+        """Load tokenizer and processor; blocks. ConfigError when they do not fit the model."""
+        self.vllm_config = vllm_config
+        self.model_config = vllm_config.model_config
+        try:
+            self.renderer = renderer_from_config(vllm_config)
+            # The renderer's is a copy already; the object below it is shared with every other.
+            self.renderer.tokenizer = copy.deepcopy(self.renderer.tokenizer)
+            # Part of the ids that media get without a hash. Two renderers of the same rank would
+            # give different media one id, and the core would take one's encoding for the other's.
+            self.renderer.api_process_rank = next(_RENDERER_RANKS)
+            self.input_processor = InputProcessor(vllm_config, self.renderer)
+        except (ValueError, OSError) as error:
+            raise ConfigError(f"stage {stage!r}: {' '.join(str(error).split())}") from error
+        self._speech = SpeechPrompter.of(self.model_config)
+
+    @property
+    def reads_speech(self) -> bool:
+        """The model takes audio and nothing else."""
+        return self._speech is not None
+
+    def shutdown(self) -> None:
+        """Stop the renderer's threads. Repeatable."""
+        self.renderer.shutdown()
+
+    async def process(
+        self,
+        request_id: str,
+        prompt: OmniPrompt,
+        params: SamplingParams,
+        options: Mapping[str, Any],
+    ) -> list[PreparedPrompt]:
+        """Engine requests for a prompt: one entry, or one for each audio item of a speech model.
+
+        Raises:
+            BadRequestError: names the field that cannot be served.
+        """
+        if not isinstance(params, SamplingParams):
+            raise BadRequestError(
+                f"sampling params of a text stage are SamplingParams, not {type(params).__name__}",
+                field="sampling_params",
+            )
+        if TARGETS_KEY in (params.extra_args or {}):
+            raise BadRequestError(f"{TARGETS_KEY} is not a client's to set", field="extra_args")
+        unknown = set(options) - {*_PASSED_OPTIONS, *_REQUEST_OPTIONS, *_OTHER_OPTIONS}
+        if unknown:
+            raise BadRequestError(f"unknown option {min(unknown)!r}", field=min(unknown))
+        try:
+            if self._speech is not None:
+                return await self._process_speech(request_id, prompt, params, options)
+            engine_input = await self._render(prompt, options)
+            request = self._request(request_id, engine_input, params, options)
+        except (VLLMClientError, ValueError, TypeError) as error:
+            raise as_bad_request(error) from error
+        text = options.get("prompt_text") or prompt.text or engine_input.get("prompt")
+        return [PreparedPrompt([request], text)]
+
+    async def _render(self, prompt: OmniPrompt, options: Mapping[str, Any]) -> dict[str, Any]:
+        """vLLM's rendered input of a prompt in any of its forms."""
+        if prompt.engine_input is not None:
+            return dict(prompt.engine_input)
+        if (messages := prompt.extra.get(MESSAGES_KEY)) is not None:
+            return await self.render_chat(messages, prompt.extra.get(CHAT_KWARGS_KEY))
+        fields: dict[str, Any] = {**prompt.extra, **_audio_data(prompt.audio)}
+        if prompt.token_ids is not None:
+            fields["prompt_token_ids"] = list(prompt.token_ids)
+        elif prompt.text is not None:
+            fields["prompt"] = prompt.text
+        tok_params = self.renderer.default_cmpl_tok_params.with_kwargs(
+            **(options.get("tokenization_kwargs") or {})
+        )
+        parsed = parse_model_prompt(self.model_config, fields)
+        (rendered,) = await self.renderer.render_cmpl_async([parsed], tok_params)
+        return dict(rendered)
+
+    async def render_chat(self, messages: object, template_kwargs: object = None) -> dict[str, Any]:
+        """A conversation through the model's chat template, as vLLM's rendered input.
+
+        Raises:
+            BadRequestError: not a conversation, or the template refuses it.
+        """
+        if not isinstance(messages, list) or not messages:
+            raise BadRequestError(
+                "messages must be a list with at least one entry", field="messages"
+            )
+        kwargs = dict(template_kwargs) if isinstance(template_kwargs, Mapping) else {}
+        kwargs.setdefault("add_generation_prompt", True)
+        try:
+            _, (rendered,) = await self.renderer.render_chat_async(
+                [messages], ChatParams(chat_template_kwargs=kwargs)
+            )
+        except (VLLMClientError, ValueError, TypeError, KeyError) as error:
+            raise as_bad_request(error, "messages") from error
+        return dict(rendered)
+
+    async def _process_speech(
+        self,
+        request_id: str,
+        prompt: OmniPrompt,
+        params: SamplingParams,
+        options: Mapping[str, Any],
+    ) -> list[PreparedPrompt]:
+        assert self._speech is not None, "only called for speech models"
+        if not prompt.audio:
+            raise BadRequestError("this stage needs audio", field="audio")
+        defaults = (params.extra_args or {}).get(SETTINGS_KEY) or {}
+        settings = {**defaults, **prompt.extra}
+        prepared = []
+        for item, audio in enumerate(prompt.audio):
+            speech = await asyncio.to_thread(self._speech.prompts, audio, settings)
+            parsed = [parse_model_prompt(self.model_config, p) for p in speech.prompts]
+            inputs = await self.renderer.render_cmpl_async(parsed)
+            requests = [
+                self._request(f"{request_id}/{item}.{clip}", engine_input, params, options)
+                for clip, engine_input in enumerate(inputs)
+            ]
+            prepared.append(PreparedPrompt(requests, None, speech.separator))
+        return prepared
+
+    def _request(
+        self,
+        request_id: str,
+        engine_input: Mapping[str, Any],
+        params: SamplingParams,
+        options: Mapping[str, Any],
+    ) -> EngineCoreRequest:
+        passed = {name: options[name] for name in _PASSED_OPTIONS if name in options}
+        request = self.input_processor.process_inputs(
+            request_id, dict(engine_input), params, GENERATION_TASKS, **passed
+        )
+        for name in _REQUEST_OPTIONS:
+            if options.get(name) is not None:
+                setattr(request, name, options[name])
+        refuse_fatal(request, self.vllm_config)
+        return request
+
+
+def _audio_data(audio: tuple[AudioInput, ...]) -> dict[str, Any]:
+    """Audio as a field of vLLM's prompt, for a model that reads it beside its text."""
+    if not audio:
+        return {}
+    items = [(check_audio(item), item.sample_rate_hz) for item in audio]
+    return {"multi_modal_data": {"audio": items}}
+
+
+def as_bad_request(error: Exception, field: str = "prompt") -> BadRequestError:
+    """A refusal of vLLM's as ours; the field is the one that vLLM names, if it does."""
+    if isinstance(error, BadRequestError):
+        return error
+    if isinstance(error, VLLMValidationError):
+        return BadRequestError(str(error.args[0]), field=error.parameter or field)
+    return BadRequestError(" ".join(str(error).split()), field=field)
