@@ -150,7 +150,7 @@ FINE: Final[list[tuple[str, dict[str, str]]]] = [
     ("broad-excepts", {"vllm_omni/x.py": "try: ...\nexcept BaseException:\n    f()\n    raise\n"}),
     ("device-calls", {"vllm_omni/platforms/cuda.py": "torch.cuda.synchronize()\n"}),
     ("pickling", {"vllm_omni/x.py": "torch.load(p, weights_only=True)\n"}),
-    ("sleeps", {"vllm_omni/engine/x.py": "await asyncio.sleep(backoff_s)\n"}),
+    ("sleeps", {"vllm_omni/engine/x.py": "asyncio.sleep(backoff_s)\nasyncio.sleep(0)\n"}),
     ("timed-polls", {"vllm_omni/engine/x.py": "while a:\n    sock.poll(None)\n    d.get(1)\n"}),
     ("unbounded-queues", {"vllm_omni/x.py": "q = janus.Queue(64)\nr = queue.Queue(maxsize=n)\n"}),
 ]

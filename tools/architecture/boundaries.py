@@ -7,19 +7,8 @@ from collections.abc import Iterator, Set
 from pathlib import Path
 from typing import Final
 
+from tools.architecture.allowed import BROAD_EXCEPTS, PICKLING_FILES
 from tools.architecture.source import SourceFile, call_name, dotted, functions_around, package_files
-
-BROAD_EXCEPTS: Final[dict[str, str]] = {
-    "vllm_omni/engine/process_child.py:ChildShell._beat": "a figure that cannot be had is no news",
-    "vllm_omni/engine/process_child.py:run_child": "process boundary: the error goes to the parent",
-}
-"""`path:function` of every handler that stands at a process or request boundary, and why."""
-
-PICKLING_FILES: Final[dict[str, str]] = {
-    "vllm_omni/engine/process_shell.py": "start arguments for the child, as spawn does",
-    "vllm_omni/engine/process_child.py": "what its own parent wrote, once, at start",
-}
-"""Files that may pickle, and why; nothing that came over a socket is ever unpickled."""
 
 _BROAD: Final = {"Exception", "BaseException"}
 _DEVICE_MODULES: Final = ("torch.cuda", "torch.npu", "torch.xpu", "torch.mps", "torch.accelerator")

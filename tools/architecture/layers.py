@@ -22,7 +22,7 @@ LAYERS: Final[tuple[tuple[str, ...], ...]] = (
         "generation.model",
     ),
     ("distributed", "transformers_utils", "plugins"),
-    ("config",),
+    ("config", "deploy"),
     (
         "config.pipeline",
         "inputs",

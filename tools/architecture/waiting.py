@@ -76,7 +76,8 @@ def _keyword(node: ast.Call, name: str) -> ast.expr | None:
 
 
 def _is_fixed(node: ast.Call) -> bool:
-    return bool(node.args) and isinstance(node.args[0], ast.Constant)
+    """A literal time; `sleep(0)` gives way to other tasks and is none."""
+    return bool(node.args) and isinstance(node.args[0], ast.Constant) and node.args[0].value != 0
 
 
 def _is_short_wait(node: ast.Call) -> bool:

@@ -40,7 +40,7 @@ def is_installed(package: str) -> bool:
 
 
 def import_error(package: str, env: Mapping[str, str] | None = None) -> str | None:
-    """The last line, shortened, of what importing `package` says in a fresh interpreter; None when it loads."""
+    """What importing `package` in a fresh interpreter ends in; None when it loads."""
     result = subprocess.run(
         [sys.executable, "-c", f"import {package}"],
         capture_output=True,
