@@ -73,7 +73,7 @@ def test_a_cache_of_fixed_size_counts_by_its_size(model_dir: Path):
     with refused(r"0\.667 \(ears\) \+ 0\.6 \(mind\) = 1\.27"):
         placed(
             model_dir,
-            "ears.kv_cache_memory_bytes=16G",
+            "ears.kv_cache_memory_bytes=16g",
             "mind.memory_fraction=0.6",
             platform=FakePlatform(memory=(("cpu", 24_000_000_000),)),
         )

@@ -161,7 +161,7 @@ def _devices_of(stage: ResolvedStage) -> list[str]:
 def _needs_fraction(stage: ResolvedStage, device: str) -> bool:
     """Whether the stage would take what it likes. vLLM does on any device, ours only on a GPU."""
     if stage.config.kind is StageKind.AUTOREGRESSIVE:
-        return _KV_BYTES not in stage.deploy.engine_args
+        return stage.deploy.engine_args.get(_KV_BYTES) is None
     return device != "cpu"
 
 

@@ -26,6 +26,9 @@ PIPELINES: Final[Mapping[str, str]] = {
 ARCHITECTURES: Final[Mapping[str, str]] = {}
 """Architecture name to `module:Class`, for AUTOREGRESSIVE stages that vLLM itself cannot run."""
 
+DEMO: Final = "vllm_omni.model_executor.models.smol_voice.assemble:assemble"
+"""What `vllm-omni demo-model` runs: writes a checkpoint that needs no model hub."""
+
 
 def known_pipelines() -> dict[str, str]:
     """Every `model_type` that has a pipeline, in this package or in an installed one."""

@@ -19,7 +19,7 @@ from vllm_omni.config.engine_options import engine_argument_types, stages_meant_
 from vllm_omni.config.pipeline import PipelineConfig, StageKind
 from vllm_omni.config.placement import place
 from vllm_omni.config.registry import known_pipelines, load_pipeline
-from vllm_omni.config.schema import ENGINE_ARGS, LIMITS, STAGES, Schema, field_types
+from vllm_omni.config.schema import ENGINE_ARGS, LIMITS, STAGES, Schema, field_types, limit_flag
 from vllm_omni.config.settings import Setting
 from vllm_omni.config.suggestions import did_you_mean
 from vllm_omni.config.yaml_source import read_deploy
@@ -72,8 +72,8 @@ def resolve(
     merge = _Merge(pipeline)
     merge.add(_family_settings(pipeline), by_family=True)
     merge.add(_deploy_settings(model_type, deploy_config, platform.device_type), once=True)
-    merge.add(_server_settings(pipeline, engine_options or {}, "engine option {name}"))
-    merge.add(_server_settings(pipeline, cli or {}, "--{flag}"))
+    merge.add(_server_settings(pipeline, engine_options or {}, _python_name))
+    merge.add(_server_settings(pipeline, cli or {}, _flag_name))
     merge.add(stage_setting(text) for text in stage_overrides)
     return merge.finish(model_dir, platform)
 
@@ -119,13 +119,22 @@ def _deploy_settings(
     return read_deploy(path) if path else []
 
 
+def _python_name(name: str) -> str:
+    return f"engine option {name}"
+
+
+def _flag_name(name: str) -> str:
+    is_limit = name in field_types(ServerLimits)
+    return limit_flag(name) if is_limit else "--" + name.replace("_", "-")
+
+
 def _server_settings(
-    pipeline: PipelineConfig, options: Mapping[str, object], source: str
+    pipeline: PipelineConfig, options: Mapping[str, object], source: Callable[[str], str]
 ) -> Iterator[Setting]:
     """Options for the whole server: limits, and engine options for the stages they mean."""
     limits = field_types(ServerLimits)
     for name, value in options.items():
-        who = source.format(name=name, flag=name.replace("_", "-"))
+        who = source(name)
         if name in limits:
             yield Setting((LIMITS, name), value, who)
             continue

@@ -43,6 +43,11 @@ def field_types(cls: type) -> Mapping[str, object]:
     return {f.name: hints[f.name] for f in dataclasses.fields(cls) if f.name != ENGINE_ARGS}
 
 
+def limit_flag(name: str) -> str:
+    """`--request-timeout` for `request_timeout_s`: flags leave the unit of seconds out."""
+    return "--" + name.removesuffix("_s").replace("_", "-")
+
+
 @dataclass(frozen=True, slots=True)
 class Field:
     """One setting that exists."""
