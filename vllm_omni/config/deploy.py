@@ -42,6 +42,8 @@ class ServerLimits:
     """Encoded bytes of one audio item."""
     max_audio_s: float = 120.0
     """Length of one audio item."""
+    max_body_bytes: int = 96 * 1024 * 1024
+    """Bytes of one HTTP request's body, all its media together."""
     max_media_items: int = 16
     """Media items in one request."""
     max_speech_chars: int = 4096

@@ -1,0 +1,130 @@
+"""The FastAPI app: vLLM's own, with our serving classes, routes, handlers and middleware."""
+
+from __future__ import annotations
+
+from argparse import Namespace
+from typing import TYPE_CHECKING, Any
+
+from fastapi import APIRouter, FastAPI
+from vllm import envs
+from vllm.entrypoints.launchers.api_server.app_state import init_app_state
+from vllm.entrypoints.launchers.app import build_app
+
+from vllm_omni.config.pipeline import Task
+from vllm_omni.entrypoints.openai.capabilities import Capabilities
+from vllm_omni.entrypoints.openai.chat.api_router import router as chat_router
+from vllm_omni.entrypoints.openai.chat.serving import ChatMedia, OmniServingChat
+from vllm_omni.entrypoints.openai.completions.api_router import router as completions_router
+from vllm_omni.entrypoints.openai.completions.serving import OmniServingCompletion
+from vllm_omni.entrypoints.openai.engine_client import OmniEngineClient
+from vllm_omni.entrypoints.openai.errors import install_error_handlers
+from vllm_omni.entrypoints.openai.health.api_router import router as health_router
+from vllm_omni.entrypoints.openai.media.decode import AudioLimits
+from vllm_omni.entrypoints.openai.media.fetch import MediaFetcher
+from vllm_omni.entrypoints.openai.media.loader import AudioLoader
+from vllm_omni.entrypoints.openai.media.pool import MediaPool
+from vllm_omni.entrypoints.openai.middleware import BodyLimitMiddleware, KeyMiddleware
+from vllm_omni.entrypoints.openai.models.api_router import router as models_router
+from vllm_omni.entrypoints.openai.models.serving import OmniModels
+from vllm_omni.entrypoints.openai.speech.api_router import router as speech_router
+from vllm_omni.entrypoints.openai.speech.serving import SpeechServing
+from vllm_omni.entrypoints.openai.transcriptions.api_router import router as transcription_router
+from vllm_omni.entrypoints.openai.transcriptions.serving import OmniServingTranscription
+
+if TYPE_CHECKING:
+    from vllm_omni.entrypoints.async_omni import AsyncOmni
+
+_ROUTERS = (
+    health_router,
+    models_router,
+    chat_router,
+    completions_router,
+    speech_router,
+    transcription_router,
+)
+
+
+async def build_omni_app(args: Namespace, omni: AsyncOmni, pool: MediaPool) -> FastAPI:
+    """The app over a running `AsyncOmni`. `args` are vLLM's parsed serve arguments."""
+    client = OmniEngineClient(omni, Task.CHAT)
+    tasks = await client.get_supported_tasks()
+    app = build_app(args, tasks, client.model_config)
+    await init_app_state(client, app.state, args, tasks)
+    _extend_state(args, app, omni, pool)
+    for router in _ROUTERS:
+        _include_first(app, router)
+    # vLLM's builder has stacked its middleware already; stacked anew it takes in ours.
+    app.middleware_stack = None
+    install_error_handlers(app)
+    app.add_middleware(BodyLimitMiddleware, max_bytes=omni.config.limits.max_body_bytes)
+    if keys := [key for key in (args.api_key or [envs.VLLM_API_KEY]) if key]:
+        app.add_middleware(KeyMiddleware, tokens=keys)
+    return app
+
+
+def _extend_state(args: Namespace, app: FastAPI, omni: AsyncOmni, pool: MediaPool) -> None:
+    """Put our serving objects where the routers look: vLLM's that we extend are replaced."""
+    state, limits = app.state, omni.config.limits
+    capabilities = Capabilities.of(omni.config)
+    fetcher = MediaFetcher(limits.media_fetch)
+    media = ChatMedia(capabilities, AudioLoader(limits, fetcher, pool), pool)
+    models = OmniModels(state.openai_serving_models, capabilities)
+    state.omni = omni
+    state.omni_models = models
+    state.omni_speech = SpeechServing(omni, capabilities, models, pool, limits)
+    state.openai_serving_chat = OmniServingChat(media, **_chat_arguments(args, app))
+    state.openai_serving_completion = OmniServingCompletion(
+        state.engine_client,
+        state.openai_serving_models,
+        online_renderer=state.online_renderer,
+        request_logger=state.openai_serving_chat.request_logger,
+        return_tokens_as_token_ids=args.return_tokens_as_token_ids,
+        enable_prompt_tokens_details=args.enable_prompt_tokens_details,
+        enable_force_include_usage=args.enable_force_include_usage,
+        enable_per_request_metrics=args.enable_per_request_metrics,
+    )
+    state.openai_serving_transcription = None
+    if Task.TRANSCRIPTION in omni.config.pipeline.entries:
+        state.openai_serving_transcription = OmniServingTranscription(
+            AudioLimits(limits.max_audio_bytes, limits.max_audio_s),
+            engine_client=OmniEngineClient(omni, Task.TRANSCRIPTION),
+            models=state.openai_serving_models,
+            request_logger=state.openai_serving_chat.request_logger,
+            enable_force_include_usage=args.enable_force_include_usage,
+        )
+
+
+def _chat_arguments(args: Namespace, app: FastAPI) -> dict[str, Any]:
+    """As vLLM builds its own chat serving, which is read for what it resolved."""
+    state = app.state
+    made = state.openai_serving_chat
+    return {
+        "engine_client": state.engine_client,
+        "models": state.openai_serving_models,
+        "response_role": made.response_role,
+        "online_renderer": state.online_renderer,
+        "request_logger": made.request_logger,
+        "chat_template": made.chat_template,
+        "chat_template_content_format": made.chat_template_content_format,
+        "default_chat_template_kwargs": made.default_chat_template_kwargs,
+        "trust_request_chat_template": args.trust_request_chat_template,
+        "return_tokens_as_token_ids": args.return_tokens_as_token_ids,
+        "enable_auto_tools": args.enable_auto_tool_choice,
+        "exclude_tools_when_tool_choice_none": args.exclude_tools_when_tool_choice_none,
+        "tool_parser": args.tool_call_parser,
+        "tool_strict_level": args.tool_strict_level,
+        "reasoning_parser": args.structured_outputs_config.reasoning_parser,
+        "enable_prompt_tokens_details": args.enable_prompt_tokens_details,
+        "enable_force_include_usage": args.enable_force_include_usage,
+        "enable_log_outputs": args.enable_log_outputs,
+        "enable_log_deltas": args.enable_log_deltas,
+        "enable_per_request_metrics": args.enable_per_request_metrics,
+    }
+
+
+def _include_first(app: FastAPI, router: APIRouter) -> None:
+    """Include a router before vLLM's: the first route that matches serves."""
+    num_before = len(app.router.routes)
+    app.include_router(router)
+    ours = app.router.routes[num_before:]
+    app.router.routes[:] = ours + app.router.routes[:num_before]

@@ -1,0 +1,223 @@
+"""Chat completions: vLLM's serving class for the text, with audio read, spoken and framed here."""
+
+from __future__ import annotations
+
+import copy
+import time
+from collections.abc import AsyncGenerator, AsyncIterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from openai.types.chat.chat_completion_audio import ChatCompletionAudio
+from vllm.entrypoints.openai.chat_completion.protocol import ChatCompletionResponse
+from vllm.entrypoints.openai.chat_completion.serving import OpenAIServingChat
+
+from vllm_omni.config.pipeline import Modality, Task, plan_route
+from vllm_omni.entrypoints.openai.capabilities import Capabilities
+from vllm_omni.entrypoints.openai.chat.parts import AudioPart, find_audio, refuse_placeholder
+from vllm_omni.entrypoints.openai.chat.protocol import AudioOptions, OmniChatRequest
+from vllm_omni.entrypoints.openai.chat.stream import SpokenAnswer, new_audio_id
+from vllm_omni.entrypoints.openai.engine_client import OmniEngineClient
+from vllm_omni.entrypoints.openai.media.encode import (
+    CHAT_FORMATS,
+    AudioFormat,
+    encode_base64,
+    find_format,
+)
+from vllm_omni.entrypoints.openai.media.loader import AudioLoader
+from vllm_omni.entrypoints.openai.media.pool import MediaPool
+from vllm_omni.entrypoints.openai.params import (
+    apply_to_request,
+    check_list,
+    merge_speech,
+    stage_params,
+)
+from vllm_omni.entrypoints.openai.request_stream import EventStream, RequestScope
+from vllm_omni.entrypoints.openai.serving import OmniErrorsMixin, answer_of, parse_model
+from vllm_omni.errors import BadRequestError
+from vllm_omni.inputs.speech import SpeechParams
+
+if TYPE_CHECKING:
+    from fastapi import Request
+    from vllm import RequestOutput
+
+
+@dataclass(frozen=True, slots=True)
+class ChatMedia:
+    """What chat needs beside vLLM's serving class."""
+
+    capabilities: Capabilities
+    loader: AudioLoader
+    pool: MediaPool
+
+
+@dataclass(frozen=True, slots=True)
+class _Spoken:
+    """How one answer is spoken."""
+
+    form: AudioFormat
+    with_text: bool
+
+
+class OmniServingChat(OmniErrorsMixin, OpenAIServingChat):  # type: ignore[misc]
+    """One instance serves; a shallow copy of it is bound to each request."""
+
+    engine_client: OmniEngineClient
+
+    def __init__(self, media: ChatMedia, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        self._media = media
+        self._scope = RequestScope()
+        self._spoken: _Spoken | None = None
+        self._speaks_tokens = self.parser_cls is not None and self._include_reasoning_tokens_details
+        stage = media.capabilities.pipeline.stages[self._stage_id]
+        self.default_sampling_params = {**self.default_sampling_params, **stage.default_params}
+
+    @property
+    def _stage_id(self) -> int:
+        return self._media.capabilities.pipeline.stage_id(self.engine_client.stage)
+
+    async def create(
+        self, body: dict[str, Any], raw_request: Request
+    ) -> ChatCompletionResponse | EventStream:
+        """Answer a chat request; a stream is returned when its first output is there.
+
+        Raises:
+            OmniError, AnsweredError: nothing was sent and nothing is left running.
+        """
+        self.engine_client.check_admission(1)
+        parts = self._take_audio(body)
+        request = parse_model(OmniChatRequest, body)
+        bound = self._bound_to(request, parts)
+        self.engine_client.check_admission(request.n or 1)
+        bound._scope.audio = await bound._load(parts)
+        try:
+            answer = answer_of(await bound.create_chat_completion(request, raw_request))
+            if isinstance(answer, ChatCompletionResponse):
+                await bound._speak(answer)
+                return answer
+            await bound._scope.prime()
+        except BaseException:
+            await bound._scope.aclose()
+            raise
+        return EventStream(answer, bound._scope)
+
+    def _take_audio(self, body: dict[str, Any]) -> list[AudioPart]:
+        """Find the audio in the messages and check all of it that costs nothing."""
+        capabilities = self._media.capabilities
+        placeholder = capabilities.pipeline.placeholders.get(Modality.AUDIO)
+        parts = find_audio(body.get("messages"), capabilities.chat_inputs)
+        self._media.loader.check([part.source for part in parts])
+        if self._reads_audio or placeholder is None:
+            return parts
+        for part in parts:
+            part.replace({"type": "text", "text": ""})
+        refuse_placeholder(body, placeholder)
+        for part in parts:
+            part.replace({"type": "text", "text": placeholder})
+        return parts
+
+    @property
+    def _reads_audio(self) -> bool:
+        """The prompt-reading stage takes audio itself: vLLM gets the parts."""
+        return Modality.AUDIO in self._media.capabilities.native_inputs
+
+    async def _load(self, parts: list[AudioPart]) -> tuple[Any, ...]:
+        """Decoded audio for an upstream stage; none when vLLM reads the parts itself."""
+        if not self._reads_audio:
+            return await self._media.loader.load([part.source for part in parts])
+        for part in parts:
+            await self._media.loader.check_media(await self._media.loader.read(part.source))
+        return ()
+
+    def _bound_to(self, request: OmniChatRequest, parts: list[AudioPart]) -> OmniServingChat:
+        """A copy for one request, with everything that can be refused refused."""
+        capabilities = self._media.capabilities
+        pipeline = capabilities.pipeline
+        outputs = capabilities.check_outputs(request.modalities)
+        options = request.audio or AudioOptions()
+        form = find_format(options.format, CHAT_FORMATS, "audio.format")
+        if request.audio is not None or Modality.AUDIO in outputs:
+            capabilities.check_voice(options.voice_name, "audio.voice")
+        inputs = frozenset({Modality.AUDIO}) if parts else frozenset()
+        # The words come with the audio always: they are its transcript and its finish.
+        wanted = outputs | {Modality.TEXT}
+        plan_route(pipeline, Task.CHAT, inputs, wanted)
+        check_list(request.sampling_params_list, pipeline)
+        entries = request.sampling_params_list or [None] * len(pipeline.stages)
+        apply_to_request(request, entries[self._stage_id], self._stage_id)
+        params = {
+            stage.name: stage_params(stage, entries[i], i)
+            for i, stage in enumerate(pipeline.stages)
+            if i != self._stage_id and entries[i]
+        }
+        bound = copy.copy(self)
+        if Modality.AUDIO in outputs:
+            self._check_spoken(request)
+            speaking = capabilities.speaking_stage(Task.CHAT)
+            if speaking is not None:
+                entry = entries[pipeline.stage_id(speaking)] or {}
+                base = SpeechParams(voice=options.voice_name, seed=request.seed)
+                params[speaking] = merge_speech(base, entry, "sampling_params_list")
+            bound._spoken = _Spoken(form, Modality.TEXT in outputs)
+        bound._scope = RequestScope(wanted, (), params)
+        bound.engine_client = self.engine_client.for_request(bound._scope)
+        return bound
+
+    def _check_spoken(self, request: OmniChatRequest) -> None:
+        """Refuse what would be spoken though it is not meant to be heard."""
+        if request.tools and request.tool_choice != "none":
+            raise BadRequestError(
+                "audio and tools do not go together: a tool call would be spoken; "
+                "ask for text, or set tool_choice to 'none'",
+                field="tools",
+            )
+        if self._speaks_tokens:
+            raise BadRequestError(
+                "this server separates reasoning from the answer, and reasoning would be spoken; "
+                "ask for text",
+                field="modalities",
+            )
+        if request.use_beam_search:
+            raise BadRequestError("audio and beam search do not go together", field="use_beam_search")
+
+    def chat_completion_stream_generator(
+        self,
+        request: OmniChatRequest,
+        result_generator: AsyncIterator[RequestOutput],
+        request_id: str,
+        model_name: str,
+        *args: Any,
+        **kwargs: Any,
+    ) -> AsyncGenerator[str, None]:
+        """vLLM's events, with audio between them when the answer is spoken."""
+        write = super().chat_completion_stream_generator
+        if self._spoken is None:
+            return write(request, result_generator, request_id, model_name, *args, **kwargs)
+        answer = SpokenAnswer(
+            request_id=request_id,
+            model=model_name,
+            num_choices=request.n or 1,
+            with_text=self._spoken.with_text,
+            form=self._spoken.form,
+            pool=self._media.pool,
+        )
+        (stream,) = self._scope.streams
+        text = answer.text_outputs(stream)
+        return answer.events(write(request, text, request_id, model_name, *args, **kwargs))
+
+    async def _speak(self, response: ChatCompletionResponse) -> None:
+        """Put the audio into the choices of a whole answer."""
+        if self._spoken is None:
+            return
+        (stream,) = self._scope.streams
+        for choice in response.choices:
+            audio = stream.audio.get(choice.index)
+            choice.message.audio = ChatCompletionAudio(
+                id=new_audio_id(),
+                data=await self._media.pool.run(encode_base64, self._spoken.form, audio),
+                expires_at=int(time.time()),
+                transcript=choice.message.content or "",
+            )
+            if not self._spoken.with_text:
+                choice.message.content = None

@@ -1,0 +1,151 @@
+"""One stream of server-sent events with the text and the audio of an answer, as each comes.
+
+vLLM's generator writes the text events. It pulls from `text_outputs`, which walks the request's
+outputs in order: audio becomes events on the spot, text is handed on. Both meet in one short
+queue, so order is kept and a slow client holds up the walk instead of growing a buffer.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import copy
+import dataclasses
+import json
+import time
+import uuid
+from collections.abc import AsyncGenerator, Mapping
+from contextlib import aclosing
+from typing import TYPE_CHECKING, Any, Final
+
+from vllm_omni.entrypoints.openai.media.encode import AudioEncoder, AudioFormat, encode_chunk
+from vllm_omni.entrypoints.openai.media.pool import MediaPool
+from vllm_omni.entrypoints.openai.request_stream import RequestStream
+from vllm_omni.outputs.media import AudioChunk
+
+if TYPE_CHECKING:
+    from vllm import RequestOutput
+    from vllm.outputs import CompletionOutput
+
+_QUEUED_EVENTS: Final = 4
+
+
+def new_audio_id() -> str:
+    """Id of one spoken answer."""
+    return f"audio_{uuid.uuid4().hex}"
+
+
+class SpokenAnswer:
+    """The events of one answer, all its choices included."""
+
+    def __init__(
+        self,
+        *,
+        request_id: str,
+        model: str,
+        num_choices: int,
+        with_text: bool,
+        form: AudioFormat,
+        pool: MediaPool,
+    ) -> None:
+        self._envelope = {
+            "id": request_id,
+            "object": "chat.completion.chunk",
+            "created": int(time.time()),
+            "model": model,
+        }
+        self._with_text = with_text
+        self._pool = pool
+        self._encoders: dict[int, AudioEncoder] = {i: form.encoder() for i in range(num_choices)}
+        self._audio_ids = [new_audio_id() for _ in range(num_choices)]
+        self._events: asyncio.Queue[str | None] = asyncio.Queue(_QUEUED_EVENTS)
+
+    async def text_outputs(self, stream: RequestStream) -> AsyncGenerator[RequestOutput, None]:
+        """Text for vLLM's generator. A choice's finish is held back until all audio was sent."""
+        held: dict[int, CompletionOutput] = {}
+        last: RequestOutput | None = None
+        async with aclosing(stream.outputs()) as outputs:
+            async for output in outputs:
+                if output.request_output is not None:
+                    last = output.request_output
+                    yield _without_finish(last, held)
+                if output.audio is not None:
+                    await self._send_audio(output.index, output.audio)
+        for index in self._encoders:
+            await self._end_audio(index)
+        if last is not None and held:
+            yield _with_outputs(last, [held[index] for index in sorted(held)])
+
+    async def events(self, text_events: AsyncGenerator[str, None]) -> AsyncGenerator[str, None]:
+        """All events in order. Closing this closes `text_events` and what feeds it."""
+        producing = asyncio.create_task(self._produce(text_events))
+        try:
+            while (event := await self._events.get()) is not None:
+                yield event
+            await producing
+        finally:
+            producing.cancel()
+            await asyncio.gather(producing, return_exceptions=True)
+
+    async def _produce(self, text_events: AsyncGenerator[str, None]) -> None:
+        try:
+            async with aclosing(text_events):
+                async for event in text_events:
+                    await self._events.put(self._with_transcript(event))
+        except asyncio.CancelledError:
+            raise
+        except BaseException:
+            await self._events.put(None)
+            raise
+        await self._events.put(None)
+
+    async def _send_audio(self, index: int, chunk: AudioChunk) -> None:
+        data = await encode_chunk(self._encoders[index], chunk, self._pool)
+        if data:
+            await self._send(index, {"data": base64.b64encode(data).decode()})
+
+    async def _end_audio(self, index: int) -> None:
+        if data := await encode_chunk(self._encoders[index], None, self._pool):
+            await self._send(index, {"data": base64.b64encode(data).decode()})
+        # Nothing is kept for later turns: it has expired when it was sent.
+        await self._send(index, {"expires_at": int(time.time())})
+
+    async def _send(self, index: int, audio: Mapping[str, object]) -> None:
+        delta = {"audio": {"id": self._audio_ids[index], **audio}}
+        choice = {"index": index, "delta": delta, "finish_reason": None}
+        await self._events.put(f"data: {json.dumps({**self._envelope, 'choices': [choice]})}\n\n")
+
+    def _with_transcript(self, event: str) -> str:
+        """The text event with its words as transcript, and as content when text was asked for."""
+        if not event.startswith("data: {"):
+            return event
+        chunk: dict[str, Any] = json.loads(event[6:])
+        self._envelope["created"] = chunk.get("created", self._envelope["created"])
+        for choice in chunk.get("choices", ()):
+            delta = choice["delta"]
+            content = delta.get("content") if self._with_text else delta.pop("content", None)
+            if content or "role" in delta:
+                index = choice["index"]
+                delta["audio"] = {"id": self._audio_ids[index], "transcript": content or ""}
+        return f"data: {json.dumps(chunk)}\n\n"
+
+
+def _without_finish(output: RequestOutput, held: dict[int, CompletionOutput]) -> RequestOutput:
+    """The output with choices that still run; their finish goes to `held`."""
+    running = []
+    for choice in output.outputs:
+        # An error must not wait for audio that may never come.
+        if choice.finish_reason is None or choice.finish_reason == "error":
+            running.append(choice)
+            continue
+        held[choice.index] = dataclasses.replace(
+            choice, text="", token_ids=(), logprobs=None if choice.logprobs is None else []
+        )
+        running.append(dataclasses.replace(choice, finish_reason=None, stop_reason=None))
+    return _with_outputs(output, running)
+
+
+def _with_outputs(output: RequestOutput, choices: list[CompletionOutput]) -> RequestOutput:
+    changed = copy.copy(output)
+    changed.outputs = choices
+    return changed

@@ -1,0 +1,1 @@
+"""/health: the truth for each stage."""

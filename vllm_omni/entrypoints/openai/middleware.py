@@ -1,0 +1,87 @@
+"""What every HTTP request passes first: the key, and the bound on its body."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable
+from http import HTTPStatus
+from typing import Final
+
+from starlette.datastructures import Headers
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+from vllm.entrypoints.serve.middleware.authenticate import AuthenticationMiddleware
+
+from vllm_omni.entrypoints.openai.errors import HttpError
+
+OPEN_PATHS: Final = frozenset(
+    {"/health", "/ping", "/metrics", "/version", "/load", "/docs", "/redoc", "/openapi.json"}
+)
+"""Served without a key: they read state and do no work. Everything else needs one."""
+
+
+class KeyMiddleware(AuthenticationMiddleware):  # type: ignore[misc]
+    """vLLM's check of the API key, on every path that is not listed as open."""
+
+    def __call__(self, scope: Scope, receive: Receive, send: Send) -> Awaitable[None]:
+        if scope["type"] not in ("http", "websocket") or scope.get("method") == "OPTIONS":
+            return self.app(scope, receive, send)
+        path = scope["path"].removeprefix(scope.get("root_path", "")).rstrip("/")
+        if path in OPEN_PATHS or self.verify_token(Headers(scope=scope)):
+            return self.app(scope, receive, send)
+        error = HttpError(
+            HTTPStatus.UNAUTHORIZED,
+            "the API key is missing or wrong",
+            "AuthenticationError",
+            "invalid_api_key",
+        )
+        return error.response()(scope, receive, send)
+
+
+class _BodyTooLargeError(Exception):
+    """The body passed the bound while it was read."""
+
+
+class BodyLimitMiddleware:
+    """Refuses a body over the bound: at once by its header, else as soon as it is passed."""
+
+    def __init__(self, app: ASGIApp, max_bytes: int) -> None:
+        self._app = app
+        self._max_bytes = max_bytes
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        length = Headers(scope=scope).get("content-length", "0")
+        if length.isdecimal() and int(length) > self._max_bytes:
+            await self._refuse(scope, receive, send)
+            return
+        num_bytes = 0
+        has_started = False
+
+        async def bounded_receive() -> Message:
+            nonlocal num_bytes
+            message = await receive()
+            num_bytes += len(message.get("body", b""))
+            if num_bytes > self._max_bytes:
+                raise _BodyTooLargeError
+            return message
+
+        async def noted_send(message: Message) -> None:
+            nonlocal has_started
+            has_started = True
+            await send(message)
+
+        try:
+            await self._app(scope, bounded_receive, noted_send)
+        except _BodyTooLargeError:
+            if not has_started:
+                await self._refuse(scope, receive, send)
+
+    async def _refuse(self, scope: Scope, receive: Receive, send: Send) -> None:
+        error = HttpError(
+            HTTPStatus.REQUEST_ENTITY_TOO_LARGE,
+            f"the request's body is larger than {self._max_bytes} bytes",
+            "BadRequestError",
+            "request_too_large",
+        )
+        await error.response()(scope, receive, send)

@@ -1,0 +1,80 @@
+"""`serve`: bind the port, start the stages, serve, and leave nothing behind."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import socket
+from argparse import Namespace
+from typing import TYPE_CHECKING
+
+from vllm.entrypoints.launchers.launcher import setup_server
+
+from vllm_omni.config.deploy import ResolvedConfig
+from vllm_omni.entrypoints.openai.app import build_omni_app
+from vllm_omni.entrypoints.openai.http_server import StopSignals, serve_app
+from vllm_omni.entrypoints.openai.media.pool import MediaPool
+from vllm_omni.errors import ConfigError
+
+if TYPE_CHECKING:
+    from vllm_omni.entrypoints.async_omni import AsyncOmni
+
+logger = logging.getLogger(__name__)
+
+
+async def serve(args: Namespace, config: ResolvedConfig) -> None:
+    """Run the server until a signal ends it.
+
+    Raises:
+        OmniError: it cannot start; the command line prints its one line.
+    """
+    from vllm_omni.entrypoints.async_omni import AsyncOmni
+
+    address, sock = _bind(args)
+    with sock, StopSignals() as stop:
+        omni = AsyncOmni(config)
+        try:
+            if await _started(omni, stop):
+                await _serve(args, omni, address, sock, stop)
+        finally:
+            await omni.close()
+
+
+def _bind(args: Namespace) -> tuple[str, socket.socket]:
+    """Take the port before anything slow; a port in use is the operator's error."""
+    try:
+        return setup_server(args, reuse_port=False)
+    except OSError as exc:
+        where = args.uds or f"{args.host or '0.0.0.0'}:{args.port}"
+        raise ConfigError(f"cannot listen on {where}: {exc.strerror}") from None
+    except KeyError as exc:
+        raise ConfigError(str(exc.args[0])) from None
+
+
+async def _started(omni: AsyncOmni, stop: StopSignals) -> bool:
+    """Start the stages; False when a signal came first."""
+    starting = asyncio.ensure_future(omni.start())
+    stopping = asyncio.ensure_future(stop.first.wait())
+    try:
+        await asyncio.wait({starting, stopping}, return_when=asyncio.FIRST_COMPLETED)
+        if not starting.done():
+            logger.info("stopped while the stages were starting")
+            return False
+        await starting
+        return True
+    finally:
+        for task in (starting, stopping):
+            task.cancel()
+        await asyncio.gather(starting, stopping, return_exceptions=True)
+
+
+async def _serve(
+    args: Namespace, omni: AsyncOmni, address: str, sock: socket.socket, stop: StopSignals
+) -> None:
+    pool = MediaPool()
+    try:
+        app = await build_omni_app(args, omni, pool)
+        logger.info("serving on %s", address)
+        await serve_app(app, sock, args, omni.config.limits.drain_timeout_s, stop)
+    finally:
+        pool.close()
