@@ -111,7 +111,8 @@ class PromptProcessor:
         if unknown:
             raise BadRequestError(f"unknown option {min(unknown)!r}", field=min(unknown))
         try:
-            if self._speech is not None:
+            # What vLLM's own transcription serving rendered for this model is taken as it is.
+            if self._speech is not None and (prompt.audio or prompt.engine_input is None):
                 return await self._process_speech(request_id, prompt, params, options)
             engine_input = await self._render(prompt, options)
             request = self._request(request_id, engine_input, params, options)
