@@ -19,6 +19,7 @@ DEMO_MODEL := .demo/smol_voice
 DEMO_DONE := $(DEMO_MODEL)/config.json
 
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
+export NO_MKDOCS_2_WARNING := 1
 
 .PHONY: help setup demo demo-model serve test check docs clean
 
@@ -51,7 +52,7 @@ test: check $(DEMO_DONE)
 	@bash tools/test_layers.sh
 
 docs: $(SETUP)
-	@$(BIN)/mkdocs build --strict --quiet --site-dir site
+	@$(BIN)/python -m mkdocs build --strict --quiet --site-dir site
 	@echo "site/index.html"
 
 clean:

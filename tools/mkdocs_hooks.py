@@ -14,9 +14,8 @@ SECTION: Final = "Design by room"
 
 def on_config(config: MkDocsConfig) -> MkDocsConfig:
     root = Path(config.config_file_path).parent
-    docs_dir = Path(config.docs_dir)
     pages = [
-        {document.title: str((root / document.path).relative_to(docs_dir))}
+        {document.title: str(document.path.relative_to("docs"))}
         for document in read_documents(root)
     ]
     if config.nav is not None and pages:

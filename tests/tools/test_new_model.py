@@ -10,7 +10,7 @@ from typing import Final
 import pytest
 
 from tools.architecture.checks import CHECKS
-from tools.new_model.write import MODELS_DIR, REGISTRY, SkeletonError, write_family
+from tools.new_model import MODELS_DIR, REGISTRY, SkeletonError, write_family
 
 ROOT: Final = Path(__file__).parents[2]
 

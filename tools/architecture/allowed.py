@@ -29,7 +29,7 @@ BROAD_EXCEPTS: Final[dict[str, str]] = {
     "vllm_omni/generation/engine.py:OneShotEngine._release": "a request's boundary",
     "vllm_omni/generation/forward.py:run_forward": "a batch's boundary: its members run one by one",
 }
-"""`path:function` of every handler that swallows everything: a process, thread or request boundary."""
+"""`path:function` of every handler that swallows everything: it stands at a boundary."""
 
 PICKLING_FILES: Final[dict[str, str]] = {
     "vllm_omni/engine/process_shell.py": "start arguments for the child, as spawn does",

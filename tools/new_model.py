@@ -1,13 +1,20 @@
-"""The files of a new family, from the templates beside this module."""
+"""Writes the skeleton of a model family and its tests: `tools/new_model.py NAME`.
+
+A text stage that speaks through a one-shot stage. It runs as it is; replace the parts.
+docs/add_a_model.md says how to go on.
+"""
 
 from __future__ import annotations
 
+import argparse
 import re
+import sys
 from pathlib import Path
 from string import Template
 from typing import Final
 
-TEMPLATES_DIR: Final = Path(__file__).parent / "templates"
+ROOT: Final = Path(__file__).resolve().parents[1]
+TEMPLATES_DIR: Final = Path(__file__).parent / "new_model_templates"
 MODELS_DIR: Final = Path("vllm_omni/model_executor/models")
 TESTS_DIR: Final = Path("tests/model_executor")
 REGISTRY: Final = Path("vllm_omni/config/registry.py")
@@ -61,3 +68,21 @@ def _filled(template: Path, name: str) -> str:
     title = name.replace("_", " ").title()
     values = {"name": name, "title": title, "class_name": title.replace(" ", "")}
     return Template(template.read_text(encoding="utf-8")).substitute(values)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("name", help="folder and model_type of the family: a-z, 0-9 and _")
+    try:
+        written = write_family(ROOT, parser.parse_args().name)
+    except SkeletonError as error:
+        print(f"new_model: {error}", file=sys.stderr)
+        return 1
+    for path in written:
+        print(path.relative_to(ROOT))
+    print("docs/add_a_model.md says what to do next")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,1 +1,0 @@
-"""Writes the skeleton of a model family and its tests: `python -m tools.new_model NAME`."""
