@@ -131,7 +131,7 @@ class OmniEngine:
                 runner.run(self._serve())
         except asyncio.CancelledError:
             self._fail_start(EngineStoppedError("the engine was stopped while it started"))
-        except BaseException as error:  # noqa: BLE001  the thread's boundary
+        except BaseException as error:
             if not self._fail_start(error):
                 logger.critical("the orchestrator's thread ends", exc_info=error)
         finally:

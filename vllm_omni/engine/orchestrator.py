@@ -115,6 +115,8 @@ class Orchestrator(Submission):
 
     def request_shutdown(self, drain_s: float = 0.0) -> None:
         """Stop: running requests get `drain_s` to end, then they are failed."""
+        if self._shutdown_requested.is_set():
+            self._idle.set()  # asked again: do not wait any longer
         self._drain_s = drain_s
         self._shutdown_requested.set()
 

@@ -38,6 +38,8 @@ class OmniRequestOutput:
     """vLLM's own output of a text stage."""
     audio: AudioChunk | None = None
     """New samples when streamed, all samples in a whole result."""
+    audios: tuple[AudioChunk | None, ...] = ()
+    """In a whole result of several choices: the samples of each; `audio` is the first one's."""
     images: list[Image] = field(default_factory=list)
     error: OmniError | None = None
     """Why this request failed; only in offline batches, elsewhere it is raised."""

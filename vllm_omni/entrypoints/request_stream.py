@@ -1,0 +1,209 @@
+"""One request from the caller's prompt to its last output, on the caller's event loop.
+
+Admission first, then the route, the params and the entry stage's preparer; then one message to
+the orchestrator for each choice. One `finally` gives everything back, and leaving the generator
+early is the abort.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncGenerator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TypeAlias, cast
+
+from vllm.sampling_params import SamplingParams
+
+from vllm_omni.config.pipeline import Modality, Task
+from vllm_omni.engine.graph import RoutePlan, compile_plan
+from vllm_omni.engine.queue_messages import AddRequest, ClientOutput
+from vllm_omni.engine.stage_client import TextPreparer
+from vllm_omni.entrypoints.omni_base import OmniBase
+from vllm_omni.entrypoints.output_collector import OutputCollector
+from vllm_omni.entrypoints.prompts import (
+    check_audio,
+    check_placeholders,
+    parse_prompt,
+    render_messages,
+)
+from vllm_omni.entrypoints.stage_params import RequestParams
+from vllm_omni.errors import BadRequestError, DeadlineExceededError
+from vllm_omni.inputs.prompt import OmniPrompt
+from vllm_omni.inputs.speech import SpeechParams
+from vllm_omni.outputs.request_output import OmniRequestOutput
+
+OutputStream: TypeAlias = AsyncGenerator[OmniRequestOutput, None]
+
+_TEXT = frozenset({Modality.TEXT})
+
+
+@dataclass(slots=True, kw_only=True)
+class Wish:
+    """What a caller asks for, beside the prompt."""
+
+    task: Task = Task.CHAT
+    output_modalities: Sequence[str] | None = None
+    sampling_params: object = None
+    sampling_params_list: Sequence[object] | None = None
+    speech: SpeechParams | None = None
+    timeout_s: float | None = None
+    session_id: str | None = None
+    options: dict[str, object] = field(default_factory=dict)
+    """vLLM's per-request options."""
+
+
+class RequestStreams(OmniBase):
+    """The base of both front ends: everything that runs requests."""
+
+    async def _stream(self, prompt: object, request_id: str, wish: Wish) -> OutputStream:
+        """Yield outputs as stages produce them; leaving early aborts the request."""
+        if self.errored:
+            raise self.dead_error
+        arrival_s = time.monotonic()
+        num_choices = _num_choices(wish)
+        self._admission.acquire(num_choices)
+        internal_ids: list[str] = []
+        try:
+            self._router.start()
+            timeout_s = wish.timeout_s or self.limits.request_timeout_s
+            messages = await self._prepare(prompt, request_id, wish, arrival_s, timeout_s)
+            internal_ids = [message.request_id for message in messages]
+            collector = OutputCollector(len(messages))
+            self._router.open(internal_ids, collector)
+            self._track(request_id, internal_ids)
+            for message in messages:
+                self.engine.inbox.put(message)
+            while collector.num_open:
+                taken = collector.take()
+                if taken is None:
+                    await collector.wait()
+                    continue
+                index, output = taken
+                yield self._to_output(request_id, index, output, not collector.num_open)
+        finally:
+            self._admission.release(num_choices)
+            self._untrack(request_id, internal_ids)
+            unfinished = self._router.close(internal_ids)
+            if unfinished:
+                self.engine.inbox.abort(unfinished)
+
+    def _track(self, request_id: str, internal_ids: Sequence[str]) -> None:
+        """A request begins; front ends that can abort by the caller's id remember it."""
+
+    def _untrack(self, request_id: str, internal_ids: Sequence[str]) -> None:
+        """The request is over."""
+
+    async def _prepare(
+        self, prompt: object, request_id: str, wish: Wish, arrival_s: float, timeout_s: float
+    ) -> list[AddRequest]:
+        """Validate a request and make its message for each choice.
+
+        Raises:
+            BadRequestError: it cannot be served.
+            DeadlineExceededError: its deadline passed while its prompt was prepared.
+        """
+        try:
+            async with asyncio.timeout(timeout_s):
+                omni_prompt = await self._parse(prompt, wish.task)
+                plan = compile_plan(
+                    self.pipeline,
+                    wish.task,
+                    omni_prompt.modalities,
+                    self._outputs_wanted(wish.output_modalities)
+                    if wish.task is Task.CHAT
+                    else _TEXT,
+                )
+                params = self._params.resolve(
+                    plan,
+                    wish.task,
+                    wish.sampling_params,
+                    wish.sampling_params_list,
+                    wish.speech,
+                )
+                return [
+                    await self._prepare_choice(
+                        index, plan, params, omni_prompt, request_id, wish, arrival_s, timeout_s
+                    )
+                    for index in range(params.num_choices)
+                ]
+        except TimeoutError:
+            raise DeadlineExceededError(
+                f"deadline of {timeout_s:g} s exceeded: its prompt was being prepared"
+            ) from None
+
+    async def _prepare_choice(  # noqa: PLR0913  one message has that many parts
+        self,
+        index: int,
+        plan: RoutePlan,
+        params: RequestParams,
+        omni_prompt: OmniPrompt,
+        request_id: str,
+        wish: Wish,
+        arrival_s: float,
+        timeout_s: float,
+    ) -> AddRequest:
+        by_stage = params.of_choice(index)
+        internal_id = self.engine.internal_id(request_id)
+        prepared = await self._preparers[plan.entry].prepare(
+            internal_id, omni_prompt, by_stage[plan.entry], wish.options
+        )
+        contexts = {
+            stage.name: self._preparers[stage_id].source_context(by_stage[stage_id])
+            for stage_id, stage in plan.stages.items()
+            if stage.stream_targets
+        }
+        return AddRequest(
+            request_id=internal_id,
+            plan=plan,
+            prompt=prepared,
+            omni_prompt=omni_prompt,
+            params=by_stage,
+            arrival_s=arrival_s,
+            deadline_s=arrival_s + timeout_s,
+            delta=params.delta,
+            options=wish.options,
+            contexts=contexts,
+            session_id=wish.session_id,
+        )
+
+    async def _parse(self, prompt: object, task: Task) -> OmniPrompt:
+        """A prompt in any form as an OmniPrompt, checked as far as no stage is needed."""
+        if isinstance(prompt, Mapping) and "messages" in prompt:
+            if task is not Task.CHAT:
+                raise BadRequestError("only a chat takes messages", field="prompt")
+            chat = cast(TextPreparer, self.preparer(self.pipeline.entries[Task.CHAT]))
+            parsed = await render_messages(prompt, self.pipeline, chat)
+        else:
+            parsed = parse_prompt(prompt)
+        if parsed.audio:
+            check_audio(parsed.audio, self.limits)
+        if task is Task.CHAT:
+            main = self.pipeline.stages[self.pipeline.stage_id(self.pipeline.entries[task])]
+            check_placeholders(parsed, self.pipeline, main)
+        return parsed
+
+    def _to_output(
+        self, request_id: str, index: int, message: ClientOutput, is_finished: bool
+    ) -> OmniRequestOutput:
+        text = message.output.text
+        if text is not None:
+            text.request_id = request_id
+            if index:
+                for completion in text.outputs:
+                    completion.index = index
+        return OmniRequestOutput(
+            request_id=request_id,
+            stage=self.pipeline.stages[message.stage_id].name,
+            index=index,
+            finished=is_finished,
+            request_output=text,
+            audio=message.output.audio,
+            timings=message.timings if is_finished and message.timings is not None else {},
+        )
+
+
+def _num_choices(wish: Wish) -> int:
+    """Places a request takes; params that are not to be had are refused later."""
+    given = [wish.sampling_params, *(wish.sampling_params_list or ())]
+    return max((params.n for params in given if isinstance(params, SamplingParams)), default=1)

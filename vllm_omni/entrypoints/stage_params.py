@@ -1,0 +1,138 @@
+"""Params of every stage of a request: what the user gave, else the pipeline's defaults."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Final, TypeAlias
+
+import msgspec
+from vllm.sampling_params import RequestOutputKind, SamplingParams
+
+from vllm_omni.config.pipeline import Modality, PipelineConfig, StageConfig, StageKind, Task
+from vllm_omni.engine.graph import RoutePlan
+from vllm_omni.errors import BadRequestError
+from vllm_omni.inputs.diffusion import OmniDiffusionSamplingParams
+from vllm_omni.inputs.speech import SpeechParams
+
+Params: TypeAlias = SamplingParams | SpeechParams | OmniDiffusionSamplingParams
+
+_PARAMS_TYPE: Final[dict[StageKind, type]] = {
+    StageKind.AUTOREGRESSIVE: SamplingParams,
+    StageKind.ONE_SHOT: SpeechParams,
+    StageKind.DIFFUSION: OmniDiffusionSamplingParams,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class RequestParams:
+    """One client request's params, resolved."""
+
+    by_stage: tuple[Params | None, ...]
+    """By stage id; None for stages that do not run."""
+    num_choices: int
+    delta: bool
+    """The text that goes to the client arrives as deltas."""
+
+    def of_choice(self, index: int) -> tuple[Params | None, ...]:
+        """Params of one of several choices: its own seed, and one choice only."""
+        if self.num_choices == 1:
+            return self.by_stage
+        return tuple(_of_choice(params, index) for params in self.by_stage)
+
+
+class StageParams:
+    """Resolves params for one pipeline. The defaults are made once."""
+
+    def __init__(self, pipeline: PipelineConfig) -> None:
+        self._pipeline = pipeline
+        self._defaults = [_default(stage) for stage in pipeline.stages]
+        self._main = {task: pipeline.stage_id(name) for task, name in pipeline.entries.items()}
+
+    def resolve(
+        self,
+        plan: RoutePlan,
+        task: Task,
+        main_params: object = None,
+        per_stage: Sequence[object] | None = None,
+        speech: SpeechParams | None = None,
+    ) -> RequestParams:
+        """Params for every stage of a plan.
+
+        Args:
+            main_params: for the stage that does the task.
+            per_stage: one entry for each stage of the pipeline, None for the default; stands
+                before `main_params`.
+            speech: for the stages that speak.
+
+        Raises:
+            BadRequestError: wrong number or type of params.
+        """
+        num_stages = len(self._pipeline.stages)
+        if per_stage is not None and len(per_stage) != num_stages:
+            raise BadRequestError(
+                f"this pipeline has {num_stages} stages, got params for {len(per_stage)}",
+                field="sampling_params_list",
+            )
+        resolved: list[Params | None] = [None] * num_stages
+        main, num_choices, delta = self._main[task], 1, True
+        for stage_id, stage in plan.stages.items():
+            given = per_stage[stage_id] if per_stage is not None else None
+            field = f"sampling_params_list[{stage_id}]"
+            if given is None and stage_id == main and main_params is not None:
+                given, field = main_params, "sampling_params"
+            params = self._params_of(stage_id, given, field, speech)
+            if isinstance(params, SamplingParams):
+                if stage_id == main:
+                    num_choices = params.n
+                elif params.n != 1:
+                    raise BadRequestError(f"stage {stage.name!r} makes one choice", field=field)
+                if not stage.emits:
+                    params = _final_only(params)
+                elif self._pipeline.stages[stage_id].emits is Modality.TEXT:
+                    delta = params.output_kind is RequestOutputKind.DELTA
+            resolved[stage_id] = params
+        return RequestParams(tuple(resolved), num_choices, delta)
+
+    def _params_of(
+        self, stage_id: int, given: object, field: str, speech: SpeechParams | None
+    ) -> Params:
+        stage = self._pipeline.stages[stage_id]
+        expected = _PARAMS_TYPE[stage.kind]
+        if given is None:
+            if speech is not None and expected is SpeechParams:
+                return speech
+            return self._defaults[stage_id]
+        if not isinstance(given, expected):
+            raise BadRequestError(
+                f"stage {stage.name!r} takes {expected.__name__}, not {type(given).__name__}",
+                field=field,
+            )
+        return given
+
+
+def _default(stage: StageConfig) -> Params:
+    return _PARAMS_TYPE[stage.kind](**stage.default_params)
+
+
+def _final_only(params: SamplingParams) -> SamplingParams:
+    """Nobody reads this stage's text while it is written."""
+    if params.output_kind is RequestOutputKind.FINAL_ONLY:
+        return params
+    params = copy.copy(params)
+    params.output_kind = RequestOutputKind.FINAL_ONLY
+    return params
+
+
+def _of_choice(params: Params | None, index: int) -> Params | None:
+    if params is None:
+        return None
+    seed = params.seed + index if params.seed is not None else None
+    if isinstance(params, SpeechParams):
+        return msgspec.structs.replace(params, seed=seed)
+    if isinstance(params, OmniDiffusionSamplingParams):
+        return replace(params, seed=seed)
+    params = copy.copy(params)
+    params.n, params.seed = 1, seed
+    return params
