@@ -21,7 +21,7 @@ def oversized(root: Path) -> list[str]:
             num_lines = text.count("\n")
             if num_lines > MAX_FILE_LINES:
                 complaints.append(f"{name}: {num_lines} lines, at most {MAX_FILE_LINES}")
-            complaints += [f"{name}:{text}" for text in _long_functions(ast.parse(text))]
+            complaints += [f"{name}:{text}" for text in _long_functions(ast.parse(text, str(name)))]
     return complaints
 
 

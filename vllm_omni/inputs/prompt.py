@@ -35,7 +35,7 @@ class OmniPrompt:
     """A prompt that vLLM's renderer made; `text` may hold its source beside it."""
     audio: tuple[AudioInput, ...] = ()
     extra: Mapping[str, object] = field(default_factory=dict)
-    """Further fields for vLLM's own prompt (`multi_modal_data` of a stage that reads media itself)."""
+    """More fields of vLLM's own prompt (`multi_modal_data` of a stage that reads media itself)."""
 
     @property
     def modalities(self) -> frozenset[Modality]:

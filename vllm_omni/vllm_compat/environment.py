@@ -87,8 +87,8 @@ def main() -> int:
         return 1
     for line in repair():
         print(f"    {line}")
-    if (error := import_error("torchvision")) is not None and is_installed("torchvision"):
-        print(f"torchvision still does not load: {error}", file=sys.stderr)
+    if is_installed("torchvision") and (why := import_error("torchvision")) is not None:
+        print(f"torchvision still does not load: {why}", file=sys.stderr)
         return 1
     print(f"    vLLM {installed_vllm()}, torch {importlib.metadata.version('torch')}: ready")
     return 0

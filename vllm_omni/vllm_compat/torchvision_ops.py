@@ -63,7 +63,7 @@ _library: list[object] = []
 
 
 def define_missing_operators(package_dir: Path) -> bool:
-    """Define torchvision's operators when its compiled part cannot load; True when it was needed."""
+    """Define torchvision's operators when its compiled part cannot load; True when needed."""
     import torch
 
     try:
