@@ -1,19 +1,21 @@
 """Every error this package raises on purpose, with its HTTP status and whether to retry.
 
-OmniError
-+-- BadRequestError            400  the client's input; names the field
-|   +-- UnsupportedModalityError
-+-- ConfigError                     the operator's input; stops the start
-|   +-- UnsupportedModelError
-|   +-- PlacementError
-|   +-- VersionError
-+-- StageStartError                 a replica did not become ready
-+-- StageUnavailableError      503  no live replica to place a request on
-+-- OverloadedError            503  admission refused, at once
-+-- DeadlineExceededError      504  a wait ended; says what it waited for
-+-- RequestFailedError         500  a stage failed this one request
-|   +-- ReplicaDiedError       503  the replica that held this request died
-+-- EngineStoppedError         503  the engine is shutting down or dead
+    OmniError
+    +-- BadRequestError            400  the client's input; names the field
+    |   +-- UnsupportedModalityError
+    +-- ConfigError                     the operator's input; stops the start
+    |   +-- UnsupportedModelError
+    |   +-- PlacementError
+    |   +-- VersionError
+    +-- StageStartError                 a replica did not become ready
+    +-- StageUnavailableError      503  no live replica to place a request on
+    +-- OverloadedError            503  admission refused, at once
+    +-- DeadlineExceededError      504  a wait ended; says what it waited for
+    +-- RequestFailedError         500  a stage failed this one request
+    |   +-- ReplicaDiedError       503  the replica that held this request died
+    +-- EngineStoppedError         503  the engine is shutting down or dead
+
+A `code` is stable: clients may depend on it.
 """
 
 from __future__ import annotations
