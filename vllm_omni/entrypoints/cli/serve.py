@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 import argparse
-import errno
-import socket
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Final
 
 from vllm.entrypoints.cli.serve import ServeSubcommand
 from vllm.entrypoints.serve.utils.api_utils import cli_env_setup
@@ -17,6 +14,7 @@ from vllm.logger import configure_logging_from_args
 from vllm_omni.config.deploy import ResolvedConfig
 from vllm_omni.config.detect import detect, locate
 from vllm_omni.config.resolve import resolve
+from vllm_omni.entrypoints.cli.logs import share_vllm_logging
 from vllm_omni.entrypoints.cli.omni_args import (
     add_omni_arguments,
     gathered,
@@ -28,10 +26,6 @@ from vllm_omni.entrypoints.cli.omni_args import (
 )
 from vllm_omni.entrypoints.cli.parser import OmniArgumentParser
 from vllm_omni.errors import ConfigError
-
-_BIND_ERRNOS: Final = frozenset(
-    {errno.EADDRINUSE, errno.EADDRNOTAVAIL, errno.EACCES, errno.ENOENT, errno.ENAMETOOLONG}
-)
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,6 +54,7 @@ def run(argv: list[str]) -> None:
     cli_env_setup()
     command = parse(argv)
     configure_logging_from_args(command.args)
+    share_vllm_logging()
     with _argument_errors():
         ServeSubcommand().validate(command.args)
     model_dir = locate(command.model, command.revision)
@@ -115,13 +110,7 @@ def _serve(args: argparse.Namespace, config: ResolvedConfig) -> None:
 
     from vllm_omni.entrypoints.openai.server import serve
 
-    try:
-        uvloop.run(serve(args, config))
-    except OSError as exc:
-        if not isinstance(exc, socket.gaierror) and exc.errno not in _BIND_ERRNOS:
-            raise
-        where = args.uds or f"{args.host or '0.0.0.0'}:{args.port}"
-        raise ConfigError(f"cannot listen on {where}: {exc.strerror or exc}") from exc
+    uvloop.run(serve(args, config))
 
 
 @contextmanager

@@ -1,0 +1,36 @@
+"""Every environment variable of this package: one typed function each, read when called.
+
+They are for operators (paths, logging); whatever changes results is configuration.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+from pathlib import Path
+
+from vllm_omni.errors import ConfigError
+
+
+def deploy_dir() -> Path | None:
+    """`VLLM_OMNI_DEPLOY_DIR`: a folder of deploy YAMLs that is asked before the shipped ones."""
+    name = "VLLM_OMNI_DEPLOY_DIR"
+    raw = os.environ.get(name)
+    if not raw:
+        return None
+    path = Path(raw).expanduser()
+    if not path.is_dir():
+        raise ConfigError(f"{name} must be a folder, got {raw!r}")
+    return path
+
+
+def log_level() -> int | None:
+    """`VLLM_OMNI_LOG_LEVEL`: level of this package's log lines; None: that of vLLM's."""
+    name = "VLLM_OMNI_LOG_LEVEL"
+    raw = os.environ.get(name)
+    if not raw:
+        return None
+    levels = logging.getLevelNamesMapping()
+    if raw.upper() not in levels:
+        raise ConfigError(f"{name} must be one of {', '.join(levels)}, got {raw!r}")
+    return levels[raw.upper()]

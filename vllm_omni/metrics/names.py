@@ -1,0 +1,132 @@
+"""Every Prometheus series of this package, in one table."""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass
+from typing import Final
+
+PREFIX: Final = "vllm_omni_"
+
+STAGE: Final = "stage"
+REPLICA: Final = "replica"
+
+_SECONDS: Final = (0.01, 0.025, 0.05, 0.1, 0.2, 0.35, 0.5, 0.75, 1.0, 1.5, 2.5, 5.0, 10.0, 30.0)
+_REAL_TIME_FACTORS: Final = (0.02, 0.05, 0.1, 0.2, 0.3, 0.5, 0.7, 0.9, 1.0, 1.2, 1.5, 2.0, 5.0)
+_AUDIO_SECONDS: Final = (0.5, 1.0, 2.0, 5.0, 10.0, 20.0, 30.0, 60.0, 120.0, 300.0)
+
+
+class Kind(enum.StrEnum):
+    COUNTER = "counter"
+    GAUGE = "gauge"
+    HISTOGRAM = "histogram"
+
+
+@dataclass(frozen=True, slots=True)
+class Series:
+    """One series; `name` is without the prefix, and without `_total` for a counter."""
+
+    name: str
+    kind: Kind
+    help: str
+    labels: tuple[str, ...] = ()
+    buckets: tuple[float, ...] = ()
+
+
+REQUESTS: Final = Series(
+    "requests",
+    Kind.COUNTER,
+    "Requests that left a stage, by how: finished, failed or aborted.",
+    (STAGE, "reason"),
+)
+SUBMITTED: Final = Series(
+    "requests_submitted", Kind.COUNTER, "Requests given to a replica of a stage.", (STAGE,)
+)
+REJECTED: Final = Series(
+    "requests_rejected", Kind.COUNTER, "Requests that admission refused, by reason.", ("reason",)
+)
+IN_FLIGHT: Final = Series(
+    "requests_in_flight", Kind.GAUGE, "Requests in a stage, running or waiting.", (STAGE,)
+)
+RUNNING: Final = Series(
+    "requests_running",
+    Kind.GAUGE,
+    "Requests that a replica computes for, when it last said so.",
+    (STAGE, REPLICA),
+)
+WAITING: Final = Series(
+    "requests_waiting",
+    Kind.GAUGE,
+    "Requests queued in a replica, when it last said so.",
+    (STAGE, REPLICA),
+)
+FIRST_OUTPUT: Final = Series(
+    "time_to_first_output_seconds",
+    Kind.HISTOGRAM,
+    "Time from a request's arrival to the first output of a stage; TTFT for a text stage.",
+    (STAGE,),
+    _SECONDS,
+)
+FIRST_AUDIO: Final = Series(
+    "time_to_first_audio_seconds",
+    Kind.HISTOGRAM,
+    "Time from a request's arrival to its first samples.",
+    (),
+    _SECONDS,
+)
+REAL_TIME_FACTOR: Final = Series(
+    "real_time_factor",
+    Kind.HISTOGRAM,
+    "Time a stage took for a request's audio, by the length of that audio; below 1 keeps up.",
+    (STAGE,),
+    _REAL_TIME_FACTORS,
+)
+AUDIO_SECONDS: Final = Series(
+    "audio_seconds", Kind.COUNTER, "Length of all audio a stage has written.", (STAGE,)
+)
+AUDIO_LENGTH: Final = Series(
+    "audio_length_seconds",
+    Kind.HISTOGRAM,
+    "Length of one request's audio.",
+    (STAGE,),
+    _AUDIO_SECONDS,
+)
+UNDER_RUNS: Final = Series(
+    "audio_under_runs",
+    Kind.COUNTER,
+    "Requests whose audio took longer to make than to play.",
+    (STAGE,),
+)
+REPLICA_STATE: Final = Series(
+    "replica_state",
+    Kind.GAUGE,
+    "1 for the state a replica is in, 0 for the others.",
+    (STAGE, REPLICA, "state"),
+)
+RESTARTS: Final = Series(
+    "replica_restarts",
+    Kind.COUNTER,
+    "Times a replica that had died served again.",
+    (STAGE, REPLICA),
+)
+
+ALL: Final = (
+    REQUESTS,
+    SUBMITTED,
+    REJECTED,
+    IN_FLIGHT,
+    RUNNING,
+    WAITING,
+    FIRST_OUTPUT,
+    FIRST_AUDIO,
+    REAL_TIME_FACTOR,
+    AUDIO_SECONDS,
+    AUDIO_LENGTH,
+    UNDER_RUNS,
+    REPLICA_STATE,
+    RESTARTS,
+)
+
+REPLICA_STATES: Final = ("starting", "ready", "draining", "backoff", "stopped")
+FINISH_REASONS: Final = ("finished", "failed", "aborted")
+REJECT_REASONS: Final = ("overloaded", "stopped")
