@@ -8,6 +8,7 @@ to outputs, or nothing, and then the test emits outputs itself. `fake_omni` runs
 from __future__ import annotations
 
 import asyncio
+import itertools
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -333,7 +334,7 @@ def chain_pipeline(
     )
     edges = tuple(
         Edge(source=a, target=b, bridge=bridge, streams=streams)
-        for a, b in zip(names, names[1:], strict=False)
+        for a, b in itertools.pairwise(names)
     )
     return PipelineConfig(
         model_type="fake_chain",

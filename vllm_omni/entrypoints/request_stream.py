@@ -49,8 +49,16 @@ class Wish:
     speech: SpeechParams | None = None
     timeout_s: float | None = None
     session_id: str | None = None
+    final_only: bool = False
+    """Nobody reads text while it is written."""
     options: dict[str, object] = field(default_factory=dict)
     """vLLM's per-request options."""
+
+    @property
+    def num_choices(self) -> int:
+        """Places the request takes. Params that are impossible are refused later."""
+        given = (self.sampling_params, *(self.sampling_params_list or ()))
+        return max((one.n for one in given if isinstance(one, SamplingParams)), default=1)
 
 
 class RequestStreams(OmniBase):
@@ -61,7 +69,7 @@ class RequestStreams(OmniBase):
         if self.errored:
             raise self.dead_error
         arrival_s = time.monotonic()
-        num_choices = _num_choices(wish)
+        num_choices = wish.num_choices
         self._admission.acquire(num_choices)
         internal_ids: list[str] = []
         try:
@@ -120,6 +128,7 @@ class RequestStreams(OmniBase):
                     wish.sampling_params,
                     wish.sampling_params_list,
                     wish.speech,
+                    final_only=wish.final_only,
                 )
                 return [
                     await self._prepare_choice(
@@ -201,9 +210,3 @@ class RequestStreams(OmniBase):
             audio=message.output.audio,
             timings=message.timings if is_finished and message.timings is not None else {},
         )
-
-
-def _num_choices(wish: Wish) -> int:
-    """Places a request takes; params that are not to be had are refused later."""
-    given = [wish.sampling_params, *(wish.sampling_params_list or ())]
-    return max((params.n for params in given if isinstance(params, SamplingParams)), default=1)

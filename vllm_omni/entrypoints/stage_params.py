@@ -57,6 +57,8 @@ class StageParams:
         main_params: object = None,
         per_stage: Sequence[object] | None = None,
         speech: SpeechParams | None = None,
+        *,
+        final_only: bool = False,
     ) -> RequestParams:
         """Params for every stage of a plan.
 
@@ -65,6 +67,7 @@ class StageParams:
             per_stage: one entry for each stage of the pipeline, None for the default; stands
                 before `main_params`.
             speech: for the stages that speak.
+            final_only: no text is read while it is written.
 
         Raises:
             BadRequestError: wrong number or type of params.
@@ -76,7 +79,7 @@ class StageParams:
                 field="sampling_params_list",
             )
         resolved: list[Params | None] = [None] * num_stages
-        main, num_choices, delta = self._main[task], 1, True
+        main, num_choices, delta = self._main[task], 1, False
         for stage_id, stage in plan.stages.items():
             given = per_stage[stage_id] if per_stage is not None else None
             field = f"sampling_params_list[{stage_id}]"
@@ -88,7 +91,7 @@ class StageParams:
                     num_choices = params.n
                 elif params.n != 1:
                     raise BadRequestError(f"stage {stage.name!r} makes one choice", field=field)
-                if not stage.emits:
+                if final_only or not stage.emits:
                     params = _final_only(params)
                 elif self._pipeline.stages[stage_id].emits is Modality.TEXT:
                     delta = params.output_kind is RequestOutputKind.DELTA
@@ -133,6 +136,6 @@ def _of_choice(params: Params | None, index: int) -> Params | None:
         return msgspec.structs.replace(params, seed=seed)
     if isinstance(params, OmniDiffusionSamplingParams):
         return replace(params, seed=seed)
-    params = copy.copy(params)
-    params.n, params.seed = 1, seed
-    return params
+    own = copy.copy(params)
+    own.n, own.seed = 1, seed
+    return own
