@@ -1,7 +1,8 @@
 """A real, tiny one-shot model: every word becomes a tone whose pitch and length the word decides.
 
 A word that begins with `!` is an order: `!raise` fails alone, `!batch` fails the forward it is in,
-`!nan` makes bad samples, `!die` ends the process, `!sleep=0.5` takes time, `!nothing` gives no audio.
+`!nan` makes bad samples, `!die` ends the process, `!sleep=0.5` takes time, `!nothing` gives no
+audio.
 """
 
 from __future__ import annotations

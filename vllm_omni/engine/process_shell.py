@@ -20,7 +20,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import msgspec
@@ -70,6 +70,8 @@ class ReplicaProcess:
         """What the child gave `shell.ready`."""
         self.beat: Beat | None = None
         """The latest heartbeat."""
+        self.on_beat: Callable[[Beat], None] = lambda beat: None
+        """Called with each heartbeat, in the loop."""
         self.died: asyncio.Future[ProcessExit] = loop.create_future()
         """Resolves once, when the process is gone and reaped, whatever way it ended. Never fails.
         Wait for it with `asyncio.wait` or `asyncio.shield`: do not cancel it."""
@@ -212,6 +214,7 @@ class ReplicaProcess:
         match message:
             case Beat():
                 self.beat = message
+                self.on_beat(message)
             case Progress(what):
                 self._doing = what
                 self._watch.mark()
