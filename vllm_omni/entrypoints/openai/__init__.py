@@ -1,1 +1,1 @@
-"""OpenAI's HTTP API over `AsyncOmni`: one folder for each endpoint family. Runs in the API process."""
+"""OpenAI's HTTP API over `AsyncOmni`, one folder for each endpoint family. In the API process."""

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from vllm_omni.config.deploy import ResolvedConfig
-from vllm_omni.config.pipeline import Modality, PipelineConfig, StageKind, Task
+from vllm_omni.config.pipeline import Modality, PipelineConfig, Task
 from vllm_omni.errors import BadRequestError, ConfigError, UnsupportedModalityError
 
 
@@ -63,17 +63,10 @@ class Capabilities:
     def check_voice(self, name: str, field: str) -> str:
         if name not in self.voices:
             known = ", ".join(self.voices) or "none"
-            raise BadRequestError(f"voice {name!r} is not known; known voices: {known}", field=field)
+            raise BadRequestError(
+                f"voice {name!r} is not known; known voices: {known}", field=field
+            )
         return name
-
-    def speaking_stage(self, task: Task) -> str | None:
-        """Name of the stage that emits audio for a task."""
-        if task is Task.SPEECH:
-            return self.pipeline.entries.get(Task.SPEECH)
-        for stage in self.pipeline.stages:
-            if stage.emits is Modality.AUDIO and stage.kind is not StageKind.AUTOREGRESSIVE:
-                return stage.name
-        return None
 
     def _edge_inputs(self) -> Iterable[Modality]:
         target = self.pipeline.entries.get(Task.CHAT)

@@ -8,19 +8,20 @@ from __future__ import annotations
 
 import copy
 from collections.abc import AsyncGenerator, Iterable, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
-from vllm import PoolingRequestOutput, RequestOutput, SamplingParams
+from vllm import RequestOutput, SamplingParams
 from vllm.engine.protocol import EngineClient
 
 from vllm_omni.config.pipeline import Task
 from vllm_omni.entrypoints.openai.params import check_extra_args
-from vllm_omni.entrypoints.openai.request_stream import RequestScope, RequestStream
+from vllm_omni.entrypoints.openai.request_scope import RequestScope, RequestStream
 from vllm_omni.inputs.prompt import OmniPrompt
 
 if TYPE_CHECKING:
     from vllm.tasks import SupportedTask
 
+    from vllm_omni.engine.stage_client import TextPreparer
     from vllm_omni.entrypoints.async_omni import AsyncOmni
 
 
@@ -30,10 +31,10 @@ class OmniEngineClient(EngineClient):  # type: ignore[misc]
     def __init__(self, omni: AsyncOmni, task: Task) -> None:
         self._omni = omni
         self._task = task
-        self.stage = omni.config.pipeline.entries[task]
-        preparer = omni.preparer(self.stage)
+        self.stage = omni.pipeline.entries[task]
+        preparer = cast("TextPreparer", omni.preparer(self.stage))
         self.vllm_config = preparer.vllm_config
-        self.model_config = preparer.vllm_config.model_config
+        self.model_config = preparer.model_config
         self.renderer = preparer.renderer
         self.input_processor = preparer.input_processor
         self._scope: RequestScope | None = None
@@ -47,32 +48,27 @@ class OmniEngineClient(EngineClient):  # type: ignore[misc]
     def generate(
         self, prompt: Any, sampling_params: SamplingParams, request_id: str, **options: Any
     ) -> AsyncGenerator[RequestOutput, None]:
-        """Start a request; runs when the returned generator is first asked."""
+        """Start a request; it runs when the returned generator is first asked."""
         check_extra_args(sampling_params)
         scope = self._scope if self._scope is not None else RequestScope()
         text = prompt.get("prompt") if isinstance(prompt, Mapping) else None
-        stream = RequestStream(
-            self._omni.generate(
-                OmniPrompt(
-                    engine_input=prompt,
-                    text=text if isinstance(text, str) else None,
-                    audio=scope.audio,
-                ),
-                request_id=request_id,
-                task=self._task,
-                modalities=scope.outputs,
-                sampling_params={**scope.params, self.stage: sampling_params},
-                options={name: value for name, value in options.items() if value is not None},
-            )
+        outputs = self._omni.generate(
+            OmniPrompt(
+                engine_input=prompt,
+                text=text if isinstance(text, str) else None,
+                audio=scope.audio,
+            ),
+            sampling_params,
+            request_id,
+            task=self._task,
+            output_modalities=sorted(scope.outputs),
+            sampling_params_list=scope.params_list(self._omni.pipeline),
+            speech=scope.speech,
+            **options,
         )
+        stream = RequestStream(outputs, sampling_params)
         scope.streams.append(stream)
         return stream.text_outputs()
-
-    def check_admission(self, n: int = 1, request_id: str | None = None) -> None:
-        self._omni.check_admission(n)
-
-    async def check_health(self) -> None:
-        self._omni.check_health()
 
     @property
     def is_running(self) -> bool:
@@ -81,73 +77,81 @@ class OmniEngineClient(EngineClient):  # type: ignore[misc]
 
     @property
     def is_stopped(self) -> bool:
-        return not self.is_running
+        return self._omni.is_stopped
 
     @property
     def errored(self) -> bool:
-        return not self.is_running
+        return self._omni.errored
 
     @property
     def dead_error(self) -> BaseException:
         return self._omni.dead_error
 
-    async def get_supported_tasks(self) -> tuple[SupportedTask, ...]:
-        return ("generate",)
+    def check_admission(self, n: int = 1, request_id: str | None = None) -> None:
+        self._omni.check_admission(n)
 
-    async def encode(self, *args: Any, **kwargs: Any) -> AsyncGenerator[PoolingRequestOutput, None]:
-        raise NotImplementedError("this model does not embed")
-        yield
+    async def check_health(self) -> None:
+        await self._omni.check_health()
+
+    async def get_supported_tasks(self) -> tuple[SupportedTask, ...]:
+        return cast("tuple[SupportedTask, ...]", await self._omni.get_supported_tasks())
+
+    def encode(self, *args: Any, **kwargs: Any) -> AsyncGenerator[Any, None]:
+        return self._omni.encode(*args, **kwargs)
 
     async def abort(self, request_id: str | Iterable[str]) -> None:
         """Nothing to do: closing the generator of `generate` is the abort."""
 
     async def notify_kv_transfer_request_rejected(self, *args: Any, **kwargs: Any) -> None:
-        """No stage pins blocks for another server."""
+        await self._omni.notify_kv_transfer_request_rejected(*args, **kwargs)
 
     async def is_tracing_enabled(self) -> bool:
-        return self.vllm_config.observability_config.otlp_traces_endpoint is not None
+        return await self._omni.is_tracing_enabled()
 
     async def do_log_stats(self) -> None:
-        """Figures are on /metrics."""
+        await self._omni.do_log_stats()
 
-    async def is_sleeping(self) -> bool:
-        return False
-
-    async def is_paused(self) -> bool:
-        return False
+    async def collective_rpc(self, *args: Any, **kwargs: Any) -> Any:
+        return await self._omni.collective_rpc(*args, **kwargs)
 
     async def start_profile(self, *args: Any, **kwargs: Any) -> None:
-        raise NotImplementedError("profiling")
+        await self._omni.start_profile(*args, **kwargs)
 
     async def stop_profile(self) -> None:
-        raise NotImplementedError("profiling")
+        await self._omni.stop_profile()
 
     async def reset_mm_cache(self) -> None:
-        await self.renderer.clear_mm_cache_async()
+        await self._omni.reset_mm_cache()
 
     async def reset_encoder_cache(self) -> None:
-        raise NotImplementedError("resetting the encoder cache")
+        await self._omni.reset_encoder_cache()
 
     async def reset_prefix_cache(self, *args: Any, **kwargs: Any) -> bool:
-        raise NotImplementedError("resetting the prefix cache")
+        return await self._omni.reset_prefix_cache(*args, **kwargs)
 
     async def sleep(self, *args: Any, **kwargs: Any) -> None:
-        raise NotImplementedError("sleep")
+        await self._omni.sleep(*args, **kwargs)
 
     async def release_kv_cache_memory(self) -> None:
-        raise NotImplementedError("sleep")
+        await self._omni.release_kv_cache_memory()
 
     async def wake_up(self, tags: list[str] | None = None) -> bool:
-        raise NotImplementedError("wake_up")
+        return await self._omni.wake_up(tags)
 
-    async def add_lora(self, lora_request: Any) -> bool:
-        raise NotImplementedError("LoRA adapters")
+    async def is_sleeping(self) -> bool:
+        return await self._omni.is_sleeping()
+
+    async def add_lora(self, lora_request: object) -> bool:
+        return await self._omni.add_lora(lora_request)
 
     async def pause_generation(self, *args: Any, **kwargs: Any) -> None:
-        raise NotImplementedError("pausing")
+        await self._omni.pause_generation(*args, **kwargs)
 
     async def resume_generation(self) -> None:
-        raise NotImplementedError("pausing")
+        await self._omni.resume_generation()
+
+    async def is_paused(self) -> bool:
+        return await self._omni.is_paused()
 
     def shutdown(self, timeout: float | None = None) -> None:
         """`AsyncOmni` is closed by who started it."""

@@ -10,7 +10,7 @@ import json
 import logging
 from dataclasses import dataclass
 from http import HTTPStatus
-from typing import Final
+from typing import Any, Final
 
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
@@ -162,7 +162,9 @@ def _code_of(status: HTTPStatus) -> str:
 def _describe_validation(exc: RequestValidationError | ValidationError) -> HttpError:
     """The first error that pydantic found: where and what, without the value."""
     errors = exc.errors()
-    first = errors[0] if errors else {"msg": "the request is malformed", "loc": ()}
+    first: dict[str, Any] = (
+        dict(errors[0]) if errors else {"msg": "the request is malformed", "loc": ()}
+    )
     cause = (first.get("ctx") or {}).get("error")
     if isinstance(cause, OmniError):
         return describe(cause)

@@ -60,7 +60,8 @@ async def serve_app(
         app, timeout_graceful_shutdown=math.ceil(drain_timeout_s), **_uvicorn_options(args)
     )
     config.h11_max_incomplete_event_size = args.h11_max_incomplete_event_size
-    config.h11_max_header_count = args.h11_max_header_count
+    # Read by vLLM's version of the protocol class only.
+    vars(config)["h11_max_header_count"] = args.h11_max_header_count
     config.load()
     server = NoSignalServer(config)
     app.state.server = server

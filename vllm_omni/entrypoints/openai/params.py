@@ -29,7 +29,7 @@ def check_list(entries: Sequence[object] | None, pipeline: PipelineConfig) -> No
 
 
 def apply_to_request(request: OmniChatRequest, entry: Mapping[str, Any] | None, index: int) -> None:
-    """Take the entry of the prompt-reading stage as the request's own fields, where it sets none."""
+    """The entry of the prompt-reading stage becomes the request's fields, where it sets none."""
     if not entry:
         return
     values = dict(entry)
@@ -49,17 +49,13 @@ def apply_to_request(request: OmniChatRequest, entry: Mapping[str, Any] | None, 
             setattr(request, name, getattr(parsed, name))
 
 
-def stage_params(stage: StageConfig, entry: Mapping[str, Any] | None, index: int) -> object | None:
-    """Params of a stage beside the prompt-reading one; None leaves the stage's defaults."""
-    if not entry:
-        return None
-    if stage.kind is StageKind.AUTOREGRESSIVE:
-        return _sampling_params({**stage.default_params, **entry}, index)
-    if stage.kind is StageKind.ONE_SHOT:
-        return merge_speech(SpeechParams(), entry, f"{LIST_FIELD}[{index}]")
-    raise BadRequestError(
-        f"params of stage {stage.name!r} cannot be set here", field=f"{LIST_FIELD}[{index}]"
-    )
+def stage_params(stage: StageConfig, entry: Mapping[str, Any], index: int) -> SamplingParams:
+    """Params of a text stage beside the prompt-reading one."""
+    if stage.kind is not StageKind.AUTOREGRESSIVE:
+        raise BadRequestError(
+            f"params of stage {stage.name!r} cannot be set here", field=f"{LIST_FIELD}[{index}]"
+        )
+    return _sampling_params({**stage.default_params, **entry}, index)
 
 
 def merge_speech(base: SpeechParams, entry: Mapping[str, Any], field: str) -> SpeechParams:

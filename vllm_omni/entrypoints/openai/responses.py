@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncGenerator, Coroutine, Mapping
+from collections.abc import AsyncGenerator, Callable, Coroutine, Mapping
 from contextlib import aclosing
 from typing import Any, Protocol, TypeVar
 
@@ -13,11 +13,16 @@ from fastapi import Request
 from starlette.requests import ClientDisconnect
 from starlette.responses import JSONResponse, StreamingResponse
 from starlette.types import Receive, Scope, Send
+from vllm.entrypoints.serve.utils.api_utils import load_aware_call
 
 from vllm_omni.errors import BadRequestError, OmniError
 
 logger = logging.getLogger(__name__)
 T = TypeVar("T")
+F = TypeVar("F", bound=Callable[..., Any])
+
+counted: Callable[[F], F] = load_aware_call
+"""Counts a handler's requests for /load, when vLLM was told to."""
 
 
 class Closable(Protocol):

@@ -28,16 +28,15 @@ async def serve(args: Namespace, config: ResolvedConfig) -> None:
     Raises:
         OmniError: it cannot start; the command line prints its one line.
     """
-    from vllm_omni.entrypoints.async_omni import AsyncOmni
-
     address, sock = _bind(args)
     with sock, StopSignals() as stop:
-        omni = AsyncOmni(config)
+        omni = await _started(config, stop)
+        if omni is None:
+            return
         try:
-            if await _started(omni, stop):
-                await _serve(args, omni, address, sock, stop)
+            await _serve(args, omni, address, sock, stop)
         finally:
-            await omni.close()
+            await omni.aclose()
 
 
 def _bind(args: Namespace) -> tuple[str, socket.socket]:
@@ -51,17 +50,18 @@ def _bind(args: Namespace) -> tuple[str, socket.socket]:
         raise ConfigError(str(exc.args[0])) from None
 
 
-async def _started(omni: AsyncOmni, stop: StopSignals) -> bool:
-    """Start the stages; False when a signal came first."""
-    starting = asyncio.ensure_future(omni.start())
+async def _started(config: ResolvedConfig, stop: StopSignals) -> AsyncOmni | None:
+    """Start the stages; None when a signal came first, and then nothing is left running."""
+    from vllm_omni.entrypoints.async_omni import AsyncOmni
+
+    starting = asyncio.ensure_future(AsyncOmni.create(config=config))
     stopping = asyncio.ensure_future(stop.first.wait())
     try:
         await asyncio.wait({starting, stopping}, return_when=asyncio.FIRST_COMPLETED)
-        if not starting.done():
-            logger.info("stopped while the stages were starting")
-            return False
-        await starting
-        return True
+        if starting.done():
+            return await starting
+        logger.info("stopped while the stages were starting")
+        return None
     finally:
         for task in (starting, stopping):
             task.cancel()

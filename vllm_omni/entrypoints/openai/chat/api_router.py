@@ -3,13 +3,14 @@
 from fastapi import APIRouter, Depends, Request
 from starlette.responses import Response
 from vllm.entrypoints.openai.chat_completion.protocol import ChatCompletionResponse
-from vllm.entrypoints.serve.utils.api_utils import load_aware_call, validate_json_request
+from vllm.entrypoints.serve.utils.api_utils import validate_json_request
 from vllm.entrypoints.serve.utils.sse_keep_alive import with_sse_keep_alive
 
 from vllm_omni.entrypoints.openai.chat.serving import OmniServingChat
 from vllm_omni.entrypoints.openai.responses import (
     JsonAnswer,
     StreamedResponse,
+    counted,
     read_json,
     until_disconnect,
 )
@@ -24,7 +25,7 @@ _BODY = {"required": True, "content": {"application/json": {"schema": {"type": "
     openapi_extra={"requestBody": _BODY},
     response_model=None,
 )
-@load_aware_call
+@counted
 async def create_chat_completion(raw_request: Request) -> Response:
     """Answer a conversation in text, in audio, or in both."""
     serving: OmniServingChat = raw_request.app.state.openai_serving_chat
@@ -39,5 +40,3 @@ async def create_chat_completion(raw_request: Request) -> Response:
         source=answer.scope,
         media_type="text/event-stream",
     )
-
-

@@ -65,15 +65,15 @@ def refuse_placeholder(body: dict[str, object], placeholder: str) -> None:
     """Refuse a placeholder in the client's own words: it would stand for media it never sent."""
     for path, text in _texts(body):
         if placeholder in text:
-            raise BadRequestError(f"{placeholder!r} is reserved in this model's prompts", field=path)
+            raise BadRequestError(
+                f"{placeholder!r} is reserved in this model's prompts", field=path
+            )
 
 
 def _check_content(message: dict[str, object], path: str) -> None:
     content = message.get("content")
     if content is not None and not isinstance(content, str | list | dict):
-        raise BadRequestError(
-            "content must be a text or a list of parts", field=f"{path}.content"
-        )
+        raise BadRequestError("content must be a text or a list of parts", field=f"{path}.content")
     said_before = message.get("audio")
     if said_before is None:
         return
@@ -86,9 +86,7 @@ def _check_content(message: dict[str, object], path: str) -> None:
         )
 
 
-def _audio_source(
-    part: object, path: str, readable: frozenset[Modality]
-) -> AudioSource | None:
+def _audio_source(part: object, path: str, readable: frozenset[Modality]) -> AudioSource | None:
     """The audio that a part holds; None for a part of text."""
     if isinstance(part, str):
         return None
@@ -134,7 +132,7 @@ def _audio_url(value: object, path: str) -> AudioSource:
 
 def _texts(body: dict[str, object]) -> Iterator[tuple[str, str]]:
     """Every text in a JSON value with its path. With a stack: nesting is the client's choice."""
-    stack: list[tuple[str, object]] = [(name, value) for name, value in body.items()]
+    stack: list[tuple[str, object]] = list(body.items())
     while stack:
         path, value = stack.pop()
         if isinstance(value, str):

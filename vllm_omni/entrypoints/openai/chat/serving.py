@@ -12,7 +12,7 @@ from openai.types.chat.chat_completion_audio import ChatCompletionAudio
 from vllm.entrypoints.openai.chat_completion.protocol import ChatCompletionResponse
 from vllm.entrypoints.openai.chat_completion.serving import OpenAIServingChat
 
-from vllm_omni.config.pipeline import Modality, Task, plan_route
+from vllm_omni.config.pipeline import Modality, StageKind, Task, plan_route
 from vllm_omni.entrypoints.openai.capabilities import Capabilities
 from vllm_omni.entrypoints.openai.chat.parts import AudioPart, find_audio, refuse_placeholder
 from vllm_omni.entrypoints.openai.chat.protocol import AudioOptions, OmniChatRequest
@@ -27,12 +27,13 @@ from vllm_omni.entrypoints.openai.media.encode import (
 from vllm_omni.entrypoints.openai.media.loader import AudioLoader
 from vllm_omni.entrypoints.openai.media.pool import MediaPool
 from vllm_omni.entrypoints.openai.params import (
+    LIST_FIELD,
     apply_to_request,
     check_list,
     merge_speech,
     stage_params,
 )
-from vllm_omni.entrypoints.openai.request_stream import EventStream, RequestScope
+from vllm_omni.entrypoints.openai.request_scope import EventStream, RequestScope
 from vllm_omni.entrypoints.openai.serving import OmniErrorsMixin, answer_of, parse_model
 from vllm_omni.errors import BadRequestError
 from vllm_omni.inputs.speech import SpeechParams
@@ -71,7 +72,10 @@ class OmniServingChat(OmniErrorsMixin, OpenAIServingChat):  # type: ignore[misc]
         self._spoken: _Spoken | None = None
         self._speaks_tokens = self.parser_cls is not None and self._include_reasoning_tokens_details
         stage = media.capabilities.pipeline.stages[self._stage_id]
-        self.default_sampling_params = {**self.default_sampling_params, **stage.default_params}
+        self.default_sampling_params: dict[str, Any] = {
+            **self.model_config.get_diff_sampling_param(),
+            **stage.default_params,
+        }
 
     @property
     def _stage_id(self) -> int:
@@ -146,21 +150,21 @@ class OmniServingChat(OmniErrorsMixin, OpenAIServingChat):  # type: ignore[misc]
         check_list(request.sampling_params_list, pipeline)
         entries = request.sampling_params_list or [None] * len(pipeline.stages)
         apply_to_request(request, entries[self._stage_id], self._stage_id)
-        params = {
-            stage.name: stage_params(stage, entries[i], i)
-            for i, stage in enumerate(pipeline.stages)
-            if i != self._stage_id and entries[i]
-        }
+        speech = SpeechParams(voice=options.voice_name, seed=request.seed)
+        params: dict[str, object] = {}
+        for i, stage in enumerate(pipeline.stages):
+            if i == self._stage_id or not (entry := entries[i]):
+                continue
+            if stage.kind is StageKind.ONE_SHOT:
+                speech = merge_speech(speech, entry, f"{LIST_FIELD}[{i}]")
+                capabilities.check_voice(speech.voice, f"{LIST_FIELD}[{i}].voice")
+            else:
+                params[stage.name] = stage_params(stage, entry, i)
         bound = copy.copy(self)
         if Modality.AUDIO in outputs:
             self._check_spoken(request)
-            speaking = capabilities.speaking_stage(Task.CHAT)
-            if speaking is not None:
-                entry = entries[pipeline.stage_id(speaking)] or {}
-                base = SpeechParams(voice=options.voice_name, seed=request.seed)
-                params[speaking] = merge_speech(base, entry, "sampling_params_list")
             bound._spoken = _Spoken(form, Modality.TEXT in outputs)
-        bound._scope = RequestScope(wanted, (), params)
+        bound._scope = RequestScope(wanted, (), params, speech)
         bound.engine_client = self.engine_client.for_request(bound._scope)
         return bound
 
@@ -179,7 +183,9 @@ class OmniServingChat(OmniErrorsMixin, OpenAIServingChat):  # type: ignore[misc]
                 field="modalities",
             )
         if request.use_beam_search:
-            raise BadRequestError("audio and beam search do not go together", field="use_beam_search")
+            raise BadRequestError(
+                "audio and beam search do not go together", field="use_beam_search"
+            )
 
     def chat_completion_stream_generator(
         self,
@@ -212,7 +218,7 @@ class OmniServingChat(OmniErrorsMixin, OpenAIServingChat):  # type: ignore[misc]
             return
         (stream,) = self._scope.streams
         for choice in response.choices:
-            audio = stream.audio.get(choice.index)
+            audio = stream.audio_of(choice.index)
             choice.message.audio = ChatCompletionAudio(
                 id=new_audio_id(),
                 data=await self._media.pool.run(encode_base64, self._spoken.form, audio),

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from vllm_omni.entrypoints.openai.media.encode import AudioEncoder, AudioFormat, encode_chunk
 from vllm_omni.entrypoints.openai.media.pool import MediaPool
-from vllm_omni.entrypoints.openai.request_stream import RequestStream
+from vllm_omni.entrypoints.openai.request_scope import RequestStream
 from vllm_omni.outputs.media import AudioChunk
 
 if TYPE_CHECKING:

@@ -3,13 +3,14 @@
 from fastapi import APIRouter, Depends, Request
 from starlette.responses import Response
 from vllm.entrypoints.openai.completion.protocol import CompletionResponse
-from vllm.entrypoints.serve.utils.api_utils import load_aware_call, validate_json_request
+from vllm.entrypoints.serve.utils.api_utils import validate_json_request
 from vllm.entrypoints.serve.utils.sse_keep_alive import with_sse_keep_alive
 
 from vllm_omni.entrypoints.openai.completions.serving import OmniServingCompletion
 from vllm_omni.entrypoints.openai.responses import (
     JsonAnswer,
     StreamedResponse,
+    counted,
     read_json,
     until_disconnect,
 )
@@ -24,7 +25,7 @@ _BODY = {"required": True, "content": {"application/json": {"schema": {"type": "
     openapi_extra={"requestBody": _BODY},
     response_model=None,
 )
-@load_aware_call
+@counted
 async def create_completion(raw_request: Request) -> Response:
     """Continue a text."""
     serving: OmniServingCompletion = raw_request.app.state.openai_serving_completion

@@ -9,7 +9,7 @@ from vllm.entrypoints.openai.completion.protocol import CompletionRequest, Compl
 from vllm.entrypoints.openai.completion.serving import OpenAIServingCompletion
 
 from vllm_omni.entrypoints.openai.engine_client import OmniEngineClient
-from vllm_omni.entrypoints.openai.request_stream import EventStream, RequestScope
+from vllm_omni.entrypoints.openai.request_scope import EventStream, RequestScope
 from vllm_omni.entrypoints.openai.serving import OmniErrorsMixin, answer_of, parse_model
 
 if TYPE_CHECKING:

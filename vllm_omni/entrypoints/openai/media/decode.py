@@ -61,7 +61,8 @@ def decode_audio(media: EncodedMedia, limits: AudioLimits) -> AudioInput:
             samples, rate = _read_with_soundfile(media, limits)
     except BadRequestError:
         raise
-    except Exception as exc:  # noqa: BLE001 - the codecs raise what they like; the file is a client's
+    except Exception as exc:
+        # The codecs raise what they like, and the file is a client's: this request fails alone.
         raise _malformed(media, container, exc) from exc
     return AudioInput(_checked(samples, media), rate)
 
@@ -71,7 +72,7 @@ def check_container(media: EncodedMedia) -> str:
     container = sniff(media.data)
     if container is None:
         raise BadRequestError(
-            "the data is no audio file that this server reads (wav, mp3, flac, ogg, m4a, webm, aac)",
+            "the data is no audio that this server reads (wav, mp3, flac, ogg, m4a, webm, aac)",
             field=media.field,
         )
     declared = media.declared_format

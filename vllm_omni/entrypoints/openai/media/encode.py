@@ -69,7 +69,12 @@ FORMATS: Final = {
         AudioFormat("mp3", "audio/mpeg", "mp3", "libmp3lame", muxer_options=_MP3_OPTIONS),
         AudioFormat("flac", "audio/flac", "flac", "flac", needs_length=True),
         AudioFormat(
-            "opus", "audio/ogg", "ogg", "libopus", 48_000, muxer_options=(("page_duration", "20000"),)
+            "opus",
+            "audio/ogg",
+            "ogg",
+            "libopus",
+            48_000,
+            muxer_options=(("page_duration", "20000"),),
         ),
         AudioFormat("aac", "audio/aac", "adts", "aac"),
     )

@@ -2,10 +2,11 @@
 
 from fastapi import APIRouter, Depends, Request
 from starlette.responses import Response
-from vllm.entrypoints.serve.utils.api_utils import load_aware_call, validate_json_request
+from vllm.entrypoints.serve.utils.api_utils import validate_json_request
 
 from vllm_omni.entrypoints.openai.responses import (
     StreamedResponse,
+    counted,
     read_json,
     until_disconnect,
 )
@@ -24,7 +25,7 @@ _BODY = {"required": True, "content": {"application/json": {"schema": _SCHEMA}}}
     openapi_extra={"requestBody": _BODY},
     response_model=None,
 )
-@load_aware_call
+@counted
 async def create_speech(raw_request: Request) -> Response:
     """Speak a text."""
     serving: SpeechServing = raw_request.app.state.omni_speech

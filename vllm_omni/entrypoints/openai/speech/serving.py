@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from uuid import uuid4
 
 from vllm_omni.config.deploy import ServerLimits
-from vllm_omni.config.pipeline import Modality, Task
+from vllm_omni.config.pipeline import Task
 from vllm_omni.entrypoints.openai.capabilities import Capabilities
 from vllm_omni.entrypoints.openai.errors import describe
 from vllm_omni.entrypoints.openai.media.encode import (
@@ -127,9 +127,7 @@ class SpeechServing:
                 field="input",
             )
         if request.instructions:
-            raise BadRequestError(
-                "this model's voices take no instructions", field="instructions"
-            )
+            raise BadRequestError("this model's voices take no instructions", field="instructions")
         form = find_format(request.response_format, SPEECH_FORMATS, "response_format")
         voice = self._capabilities.check_voice(request.voice_name, "voice")
         return form, SpeechParams(voice=voice, speed=request.speed, seed=request.seed)
@@ -141,8 +139,7 @@ class SpeechServing:
             prompt,
             request_id=f"speech-{uuid4().hex}",
             task=Task.SPEECH,
-            modalities=frozenset({Modality.AUDIO}),
-            sampling_params={self._capabilities.pipeline.entries[Task.SPEECH]: params},
+            speech=params,
         )
         async with aclosing(outputs):
             async for output in outputs:

@@ -4,7 +4,6 @@ from typing import Annotated
 
 from fastapi import APIRouter, Form, Request, UploadFile
 from starlette.responses import PlainTextResponse, Response
-from vllm.entrypoints.serve.utils.api_utils import load_aware_call
 from vllm.entrypoints.speech_to_text.transcription.protocol import (
     TranscriptionRequest,
     TranscriptionResponseVariant,
@@ -13,6 +12,7 @@ from vllm.entrypoints.speech_to_text.transcription.protocol import (
 from vllm_omni.entrypoints.openai.responses import (
     JsonAnswer,
     StreamedResponse,
+    counted,
     until_disconnect,
 )
 from vllm_omni.entrypoints.openai.transcriptions.serving import OmniServingTranscription
@@ -24,7 +24,7 @@ _SUBTITLES = {"srt": to_srt, "vtt": to_vtt}
 
 
 @router.post("/v1/audio/transcriptions", response_model=None)
-@load_aware_call
+@counted
 async def create_transcription(
     raw_request: Request, request: Annotated[TranscriptionRequest, Form()]
 ) -> Response:

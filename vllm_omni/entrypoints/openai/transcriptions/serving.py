@@ -15,7 +15,7 @@ from vllm.entrypoints.speech_to_text.transcription.serving import OpenAIServingT
 from vllm_omni.entrypoints.openai.engine_client import OmniEngineClient
 from vllm_omni.entrypoints.openai.media.decode import AudioLimits, decode_audio
 from vllm_omni.entrypoints.openai.media.sources import EncodedMedia
-from vllm_omni.entrypoints.openai.request_stream import EventStream, RequestScope
+from vllm_omni.entrypoints.openai.request_scope import EventStream, RequestScope
 from vllm_omni.entrypoints.openai.serving import OmniErrorsMixin, answer_of
 
 if TYPE_CHECKING:
@@ -58,8 +58,6 @@ class OmniServingTranscription(OmniErrorsMixin, OpenAIServingTranscription):  # 
 
         audio = decode_audio(EncodedMedia(audio_data, "file"), self.limits)
         buffer = io.BytesIO()
-        soundfile.write(
-            buffer, audio.samples, audio.sample_rate_hz, format="WAV", subtype="FLOAT"
-        )
+        soundfile.write(buffer, audio.samples, audio.sample_rate_hz, format="WAV", subtype="FLOAT")
         chunks, duration_s = super()._decode_and_chunk_speech(buffer.getvalue())
         return chunks, duration_s

@@ -1,34 +1,42 @@
-"""One request to the engine as the serving classes see it: text for vLLM's, audio for ours."""
+"""What one HTTP request asks of the engine: text for vLLM's serving classes, audio for ours."""
 
 from __future__ import annotations
 
 import asyncio
+import copy
 from collections.abc import AsyncGenerator, Mapping
 from contextlib import aclosing
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from vllm_omni.config.pipeline import Modality
+from vllm.sampling_params import RequestOutputKind
+
+from vllm_omni.config.pipeline import Modality, PipelineConfig
 from vllm_omni.inputs.prompt import AudioInput
+from vllm_omni.inputs.speech import SpeechParams
 from vllm_omni.outputs.media import AudioChunk
 from vllm_omni.outputs.request_output import OmniRequestOutput
 
 if TYPE_CHECKING:
-    from vllm import RequestOutput
+    from vllm import RequestOutput, SamplingParams
 
 
 class RequestStream:
     """Outputs of one engine request, in order. Closing it aborts the request in every stage."""
 
-    def __init__(self, outputs: AsyncGenerator[OmniRequestOutput, None]) -> None:
+    def __init__(
+        self, outputs: AsyncGenerator[OmniRequestOutput, None], params: SamplingParams
+    ) -> None:
         self._outputs = outputs
         self._first: OmniRequestOutput | None = None
-        self.audio: dict[int, AudioChunk] = {}
-        """All samples by choice, collected by `text_outputs`."""
+        # vLLM's serving expects all choices of a whole answer in one output.
+        self._joins_choices = params.n > 1 and params.output_kind is RequestOutputKind.FINAL_ONLY
+        self._audio: dict[int, list[AudioChunk]] = {}
 
     async def prime(self) -> None:
         """Wait for the first output, so that an early error still has a status code."""
-        self._first = await anext(self._outputs, None)
+        if self._first is None:
+            self._first = await anext(self._outputs, None)
 
     async def outputs(self) -> AsyncGenerator[OmniRequestOutput, None]:
         async with aclosing(self._outputs) as rest:
@@ -40,19 +48,29 @@ class RequestStream:
 
     async def text_outputs(self) -> AsyncGenerator[RequestOutput, None]:
         """vLLM's outputs alone; audio is collected beside them."""
+        whole: dict[int, RequestOutput] = {}
         async with aclosing(self.outputs()) as outputs:
             async for output in outputs:
                 if output.audio is not None:
-                    self._collect(output.index, output.audio)
-                if output.request_output is not None:
+                    self._audio.setdefault(output.index, []).append(output.audio)
+                if output.request_output is None:
+                    continue
+                if self._joins_choices:
+                    whole[output.index] = output.request_output
+                else:
                     yield output.request_output
+        if whole:
+            yield _joined([whole[index] for index in sorted(whole)])
+
+    def audio_of(self, index: int) -> AudioChunk | None:
+        """All samples of a choice that `text_outputs` collected."""
+        chunks = self._audio.get(index)
+        if not chunks:
+            return None
+        return AudioChunk(b"".join(chunk.pcm for chunk in chunks), chunks[0].sample_rate_hz)
 
     async def aclose(self) -> None:
         await self._outputs.aclose()
-
-    def _collect(self, index: int, chunk: AudioChunk) -> None:
-        before = self.audio.get(index)
-        self.audio[index] = chunk if before is None else before.merged_with(chunk)
 
 
 @dataclass(slots=True)
@@ -62,8 +80,16 @@ class RequestScope:
     outputs: frozenset[Modality] = frozenset({Modality.TEXT})
     audio: tuple[AudioInput, ...] = ()
     params: Mapping[str, object] = field(default_factory=dict)
-    """By stage name, for stages beside the one that serves the text."""
+    """By stage name, for stages beside the one that serves the text and those that speak."""
+    speech: SpeechParams | None = None
+    """For the stages that speak."""
     streams: list[RequestStream] = field(default_factory=list)
+
+    def params_list(self, pipeline: PipelineConfig) -> list[object] | None:
+        """`params` as `AsyncOmni` takes them; None when there are none."""
+        if not self.params:
+            return None
+        return [self.params.get(stage.name) for stage in pipeline.stages]
 
     async def prime(self) -> None:
         """Wait for the first output of all that runs; on an error nothing is left running."""
@@ -89,3 +115,10 @@ class EventStream:
 
     events: AsyncGenerator[str, None]
     scope: RequestScope
+
+
+def _joined(outputs: list[RequestOutput]) -> RequestOutput:
+    """One output with the choices of all."""
+    joined = copy.copy(outputs[0])
+    joined.outputs = [choice for output in outputs for choice in output.outputs]
+    return joined
