@@ -27,6 +27,9 @@ BROAD_EXCEPTS: Final[dict[str, str]] = {
     "vllm_omni/generation/engine.py:OneShotEngine.add": "a request's boundary",
     "vllm_omni/generation/engine.py:OneShotEngine._continue": "a request's boundary",
     "vllm_omni/generation/engine.py:OneShotEngine._release": "a request's boundary",
+    "vllm_omni/model_executor/models/smol_voice/bridges.py:TokenReader.read": (
+        "tokenizers raises plain Exception; every other message is raised again"
+    ),
     "vllm_omni/generation/forward.py:run_forward": "a batch's boundary: its members run one by one",
 }
 """`path:function` of every handler that swallows everything: it stands at a boundary."""
