@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import timeit
 from collections.abc import Iterator
+from types import SimpleNamespace
 
 import pytest
 from prometheus_client import CollectorRegistry, generate_latest
@@ -105,6 +106,18 @@ def test_a_replicas_state_queue_and_restarts_are_shown(metrics, registry):
     assert samples["replica_restarts_total{voice,1}"] == 1
     assert samples["requests_running{voice,1}"] == 3
     assert samples["requests_waiting{voice,1}"] == 2
+
+
+def test_watched_replicas_are_asked_at_every_scrape(metrics, registry):
+    queues = {"voice": SimpleNamespace(num_running=1, num_waiting=4), "asr": None}
+    metrics.watch(
+        lambda: [SimpleNamespace(stage=s, replica=0, metrics=q) for s, q in queues.items()]
+    )
+    assert scraped(registry)["requests_waiting{voice,0}"] == 4
+    queues["voice"] = None
+    samples = scraped(registry)
+    assert samples["requests_waiting{voice,0}"] == 0
+    assert samples["requests_running{asr,0}"] == 0
 
 
 def test_refusals_count_by_reason(metrics, registry):

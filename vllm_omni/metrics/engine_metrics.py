@@ -9,8 +9,8 @@ from __future__ import annotations
 import itertools
 import threading
 import weakref
-from collections.abc import Iterable, Iterator
-from typing import Final
+from collections.abc import Callable, Iterable, Iterator
+from typing import Final, Protocol
 
 from prometheus_client import REGISTRY, CollectorRegistry
 from prometheus_client.core import (
@@ -30,6 +30,29 @@ _FAMILIES: Final = {
     Kind.GAUGE: GaugeMetricFamily,
     Kind.HISTOGRAM: HistogramMetricFamily,
 }
+
+
+class QueueFigures(Protocol):
+    """What a live replica says of its queue."""
+
+    @property
+    def num_running(self) -> int: ...
+
+    @property
+    def num_waiting(self) -> int: ...
+
+
+class ReplicaFigures(Protocol):
+    """One replica as the engine shows it."""
+
+    @property
+    def stage(self) -> str: ...
+
+    @property
+    def replica(self) -> int: ...
+
+    @property
+    def metrics(self) -> QueueFigures | None: ...
 
 
 class _Stage:
@@ -60,6 +83,7 @@ class PrometheusEngineMetrics(Collector):
     def __init__(self, stages: Iterable[str]) -> None:
         self._stages = {stage: _Stage() for stage in stages}
         self._replicas: dict[tuple[str, int], _Replica] = {}
+        self._figures: Callable[[], Iterable[ReplicaFigures]] = tuple
         self._first_audio = HistogramCell(names.FIRST_AUDIO.buckets)
         self._rejected = dict.fromkeys(names.REJECT_REASONS, 0)
         # Admission may refuse in several threads; everything else is the orchestrator's.
@@ -103,8 +127,20 @@ class PrometheusEngineMetrics(Collector):
     def replica_restarted(self, stage: str, replica: int) -> None:
         self._replica(stage, replica).restarts += 1
 
+    def watch(self, figures: Callable[[], Iterable[ReplicaFigures]]) -> None:
+        """Ask for the replicas' queues at every scrape, instead of being told by `queue_depth`."""
+        self._figures = figures
+
     def collect(self) -> Iterator[Metric]:
         """All series with their values now."""
+        for one in self._figures():
+            queues = one.metrics
+            self.queue_depth(
+                one.stage,
+                one.replica,
+                running=queues.num_running if queues else 0,
+                waiting=queues.num_waiting if queues else 0,
+            )
         samples = itertools.chain(
             self._stage_samples(), self._replica_samples(), self._server_samples()
         )

@@ -129,7 +129,8 @@ def refuse_impossible(given_flags: Mapping[str, object]) -> None:
         ConfigError: names the flag and the reason.
     """
     for name, reason in IMPOSSIBLE.items():
-        if name in given_flags and given_flags[name] not in (None, False, 1):
+        value = given_flags.get(name)
+        if value is True or (value not in (None, False) and value != 1):
             raise ConfigError(f"--{name.replace('_', '-')} cannot be used with --omni: {reason}")
 
 

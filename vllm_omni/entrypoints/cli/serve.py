@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 from vllm.entrypoints.cli.serve import ServeSubcommand
 from vllm.entrypoints.serve.utils.api_utils import cli_env_setup
+from vllm.exceptions import VLLMError
 from vllm.logger import configure_logging_from_args
 
 from vllm_omni.config.deploy import ResolvedConfig
@@ -120,5 +121,5 @@ def _argument_errors() -> Iterator[None]:
         yield
     except ConfigError:
         raise
-    except (ValueError, TypeError, AssertionError, OSError) as exc:
+    except (ValueError, TypeError, AssertionError, OSError, VLLMError) as exc:
         raise ConfigError(str(exc).removeprefix("Error: ")) from exc

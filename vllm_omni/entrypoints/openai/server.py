@@ -15,6 +15,7 @@ from vllm_omni.entrypoints.openai.app import build_omni_app
 from vllm_omni.entrypoints.openai.http_server import StopSignals, serve_app
 from vllm_omni.entrypoints.openai.media.pool import MediaPool
 from vllm_omni.errors import ConfigError
+from vllm_omni.metrics.engine_metrics import PrometheusEngineMetrics, show
 
 if TYPE_CHECKING:
     from vllm_omni.entrypoints.async_omni import AsyncOmni
@@ -54,12 +55,16 @@ async def _started(config: ResolvedConfig, stop: StopSignals) -> AsyncOmni | Non
     """Start the stages; None when a signal came first, and then nothing is left running."""
     from vllm_omni.entrypoints.async_omni import AsyncOmni
 
-    starting = asyncio.ensure_future(AsyncOmni.create(config=config))
+    metrics = PrometheusEngineMetrics(stage.config.name for stage in config.stages)
+    show(metrics)
+    starting = asyncio.ensure_future(AsyncOmni.create(config=config, metrics=metrics))
     stopping = asyncio.ensure_future(stop.first.wait())
     try:
         await asyncio.wait({starting, stopping}, return_when=asyncio.FIRST_COMPLETED)
         if starting.done():
-            return await starting
+            omni = await starting
+            metrics.watch(omni.engine.replica_figures)
+            return omni
         logger.info("stopped while the stages were starting")
         return None
     finally:
