@@ -1,7 +1,4 @@
-"""What `import vllm_omni` costs in a fresh interpreter, beyond Python's own start.
-
-    .venv/bin/python benchmarks/import_time.py [--runs N] [--json]
-"""
+"""What `import vllm_omni` costs in a fresh interpreter, beyond Python's own start."""
 
 from __future__ import annotations
 
@@ -13,7 +10,8 @@ import sys
 from typing import Final
 
 _TIMED: Final = """
-import time
+import sys, time
+assert "vllm_omni" not in sys.modules, "something imports it at Python's start"
 start = time.perf_counter()
 import vllm_omni
 print(time.perf_counter() - start)
@@ -27,7 +25,7 @@ def import_s() -> float:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--runs", type=int, default=20, help="fresh interpreters (default: 20)")
     parser.add_argument("--json", action="store_true", help="end with one line of JSON")
     args = parser.parse_args()

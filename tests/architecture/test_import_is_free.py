@@ -12,6 +12,7 @@ NUM_TRIES: Final = 5
 
 _TIMED_IMPORT: Final = """
 import sys, time
+assert "vllm_omni" not in sys.modules, "something imports it at Python's start"
 start = time.perf_counter()
 import vllm_omni
 print(time.perf_counter() - start)

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from vllm_omni.errors import VersionError
-from vllm_omni.vllm_compat import environment
+from vllm_omni.vllm_compat import environment, torchvision_ops
 
 
 @pytest.fixture
@@ -16,6 +16,15 @@ def removed(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     names: list[str] = []
     monkeypatch.setattr(environment, "uninstall", names.extend)
     return names
+
+
+@pytest.fixture
+def hook(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
+    """Where `repair` writes torchvision's import hook, instead of into the environment."""
+    path = torchvision_ops.pth_path(tmp_path)
+    monkeypatch.setattr(environment, "pth_path", lambda: path)
+    monkeypatch.setattr(environment, "write_pth", lambda: torchvision_ops.write_pth(tmp_path))
+    return path
 
 
 def _install(monkeypatch: pytest.MonkeyPatch, errors: dict[str, str | None]) -> None:
@@ -45,23 +54,35 @@ def test_a_package_that_cannot_load_is_removed(
 
 
 def test_a_healthy_environment_is_left_alone(
-    monkeypatch: pytest.MonkeyPatch, removed: list[str]
+    monkeypatch: pytest.MonkeyPatch, removed: list[str], hook: Path
 ) -> None:
     _install(monkeypatch, {"torchaudio": None, "torchvision": None})
-    monkeypatch.setattr(environment, "write_pth", lambda: removed.append("hook"))
 
     assert environment.repair() == []
     assert removed == []
+    assert not hook.exists()
 
 
 def test_torchvision_is_kept_and_gets_its_hook(
-    monkeypatch: pytest.MonkeyPatch, removed: list[str]
+    monkeypatch: pytest.MonkeyPatch, removed: list[str], hook: Path
 ) -> None:
     _install(monkeypatch, {"torchvision": "RuntimeError: operator nms does not exist"})
-    monkeypatch.setattr(environment, "write_pth", lambda: removed.append("hook"))
 
     assert len(environment.repair()) == 1
-    assert removed == ["hook"]
+    assert hook.exists()
+    assert removed == []
+    assert environment.repair() == []
+
+
+def test_an_older_hook_is_renewed_although_torchvision_loads_with_it(
+    monkeypatch: pytest.MonkeyPatch, hook: Path
+) -> None:
+    _install(monkeypatch, {"torchvision": None})
+    hook.write_text("import sys\n")
+
+    environment.repair()
+
+    assert "torchvision" in hook.read_text()
 
 
 def test_another_vllm_is_refused_in_one_line(

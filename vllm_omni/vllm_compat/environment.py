@@ -23,7 +23,7 @@ from typing import Final
 
 from vllm_omni.errors import VersionError
 from vllm_omni.version import check_vllm, installed_vllm
-from vllm_omni.vllm_compat.torchvision_ops import write_pth
+from vllm_omni.vllm_compat.torchvision_ops import pth_path, write_pth
 
 REMOVABLE: Final = ("torchaudio", "torchcodec")
 """Nothing here needs them; torchvision is kept and repaired, video processors import it."""
@@ -73,8 +73,10 @@ def repair() -> list[str]:
     if broken:
         uninstall(list(broken))
         done += [f"removed {name}, which cannot load here: {e}" for name, e in broken.items()]
-    if is_installed("torchvision") and import_error("torchvision") is not None:
-        write_pth()
+    needs_hook = is_installed("torchvision") and (
+        pth_path().exists() or import_error("torchvision") is not None
+    )
+    if needs_hook and write_pth():
         done.append("torchvision's compiled part cannot load here; installed its import hook")
     return done
 

@@ -25,9 +25,13 @@ from typing import Final
 
 PTH_NAME: Final = "vllm_omni_torchvision.pth"
 _PTH_LINE: Final = (
-    'import importlib.util; importlib.util.find_spec("vllm_omni") and '
-    '__import__("vllm_omni.vllm_compat.torchvision_ops", fromlist=["install"]).install()\n'
+    "import sys; sys.meta_path.insert(0, type('TorchvisionGuard', (), {'find_spec': staticmethod("
+    "lambda name, path=None, target=None: name == 'torchvision' "
+    "and __import__('importlib.util').util.find_spec('vllm_omni') "
+    "and __import__('vllm_omni.vllm_compat.torchvision_ops', fromlist=['TorchvisionFinder'])"
+    ".TorchvisionFinder().find_spec(name, path, target) or None)}))\n"
 )
+"""Runs at every start of this environment's Python, so it imports nothing until it has to."""
 
 _ROI: Final = "Tensor input, Tensor rois, float spatial_scale, int pooled_height, int pooled_width"
 _ROI_GRAD: Final = "float spatial_scale, int pooled_height, int pooled_width"
@@ -115,11 +119,20 @@ def install() -> None:
         sys.meta_path.insert(0, TorchvisionFinder())
 
 
-def write_pth(site_dir: Path | None = None) -> Path:
-    """Install the hook in every process of this environment; returns the file written."""
-    path = (site_dir or Path(site.getsitepackages()[0])) / PTH_NAME
-    path.write_text(_PTH_LINE)
-    return path
+def pth_path(site_dir: Path | None = None) -> Path:
+    """Where the hook of this environment lies."""
+    return (site_dir or Path(site.getsitepackages()[0])) / PTH_NAME
+
+
+def write_pth(site_dir: Path | None = None) -> bool:
+    """Install the hook in every process of this environment; False when it is there already."""
+    path = pth_path(site_dir)
+    if path.exists() and path.read_text() == _PTH_LINE:
+        return False
+    new = path.with_suffix(".new")
+    new.write_text(_PTH_LINE)
+    new.replace(path)  # processes that start now read either the old line or the new one
+    return True
 
 
 if __name__ == "__main__":
