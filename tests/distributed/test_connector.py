@@ -1,85 +1,17 @@
-"""Streams between two connectors: order, credit, ends, and what happens when a side goes away."""
+"""Streams between two connectors: order, credit, ends, cancellation."""
 
 from __future__ import annotations
 
-import gc
-import logging
 import os
-import queue
-import threading
-from collections.abc import Iterator
 from pathlib import Path
 
-import msgspec
 import pytest
 
+from tests.distributed.sides import LARGE, Side, open_and_meet, round_trip
 from vllm_omni.distributed.omni_connectors import sender as sender_module
 from vllm_omni.distributed.omni_connectors import wire
-from vllm_omni.distributed.omni_connectors.base import Frame
 from vllm_omni.distributed.omni_connectors.factory import open_connector
-from vllm_omni.distributed.omni_connectors.zmq_connector import ZmqConnector
 from vllm_omni.errors import ConfigError
-
-LARGE = 300_000
-"""Bytes of a payload that goes through shared memory."""
-
-
-class Side:
-    """One replica's data plane, and what it has been told."""
-
-    def __init__(self, name: str, bind: str) -> None:
-        self.failures: queue.SimpleQueue[tuple[str, str]] = queue.SimpleQueue()
-        self.frames: queue.SimpleQueue[Frame] = queue.SimpleQueue()
-        connector = open_connector(name, bind, on_failure=self._on_failure)
-        assert isinstance(connector, ZmqConnector)
-        self.connector = connector
-        self.sender = connector.sender
-        self.receiver = connector.receiver
-
-    def _on_failure(self, stream: str, message: str) -> None:
-        self.failures.put((stream, message))
-
-    def subscribe(self, stream: str) -> None:
-        self.receiver.subscribe(stream, self.frames.put)
-
-    def next(self) -> Frame:
-        return self.frames.get(timeout=5)
-
-    def next_failure(self) -> tuple[str, str]:
-        return self.failures.get(timeout=5)
-
-    def settle(self) -> None:
-        """Everything handed to the connector's thread so far has been done."""
-        done = threading.Event()
-        self.connector._mailbox.call_soon(done.set)
-        assert done.wait(5)
-
-
-@pytest.fixture
-def sides(tmp_path: Path) -> Iterator[tuple[Side, Side]]:
-    """A sender's and a receiver's side that have not met yet."""
-    thinker = Side("thinker/0", f"ipc://{tmp_path}/a")
-    voice = Side("voice/0", f"ipc://{tmp_path}/b")
-    yield thinker, voice
-    thinker.connector.close()
-    voice.connector.close()
-
-
-def open_and_meet(thinker: Side, voice: Side, stream: str) -> None:
-    """Open a stream and wait until both sides know what they share."""
-    voice.subscribe(stream)
-    thinker.sender.open(voice.receiver.address, stream)
-    thinker.sender.push(stream, b"hello")
-    voice.next().release()
-    round_trip(thinker, voice)
-
-
-def round_trip(thinker: Side, voice: Side) -> None:
-    """Messages of both directions sent so far have been read."""
-    thinker.sender.open(voice.receiver.address, "round-trip")
-    voice.settle()
-    voice.receiver.cancel("round-trip")
-    assert thinker.next_failure()[0] == "round-trip"
 
 
 def test_frames_arrive_in_order_with_their_meta_and_end(sides: tuple[Side, Side]) -> None:
@@ -249,123 +181,6 @@ def test_slots_of_cancelled_streams_come_back(sides: tuple[Side, Side]) -> None:
     assert repr(voice.receiver) == "<ZmqReceiver voice/0 links=1 streams=1 unsubscribed=0>"
 
 
-def test_a_receiver_that_goes_away_fails_the_streams_to_it(sides: tuple[Side, Side]) -> None:
-    thinker, voice = sides
-    open_and_meet(thinker, voice, "s")
-    thinker.sender.push("s", bytes(LARGE))
-    voice.connector.close()
-
-    stream, message = thinker.next_failure()
-    assert (stream, "is gone" in message) == ("s", True)
-    thinker.sender.push("s", b"dropped")
-    assert "used=0" in repr(thinker.sender._pool)
-
-
-def test_a_receiver_that_was_never_there_fails_the_stream(
-    sides: tuple[Side, Side], tmp_path: Path
-) -> None:
-    thinker, _ = sides
-    thinker.sender.open(f"ipc://{tmp_path}/nobody", "s")
-
-    assert thinker.next_failure()[0] == "s"
-
-
-def test_a_sender_that_closes_fails_its_open_streams(sides: tuple[Side, Side]) -> None:
-    thinker, voice = sides
-    open_and_meet(thinker, voice, "s")
-    thinker.connector.close()
-
-    frame = voice.next()
-    assert (frame.end, frame.error) == ("error", "stage thinker/0 stopped")
-
-
-def test_what_ended_before_the_sender_closed_is_complete(sides: tuple[Side, Side]) -> None:
-    thinker, voice = sides
-    open_and_meet(thinker, voice, "s")
-    thinker.sender.push("s", b"last words")
-    thinker.sender.end("s")
-    thinker.connector.close()
-
-    assert [bytes(voice.next().payload), voice.next().end] == [b"last words", "stop"]
-
-
-def send_raw(thinker: Side, voice: Side, message: bytes) -> None:
-    mailbox = thinker.connector._mailbox
-    mailbox.post(mailbox.connect(voice.receiver.address), message)
-
-
-@pytest.mark.parametrize(("seq", "what"), [(5, "gap"), (0, "repeated")])
-def test_a_gap_or_a_repeated_frame_is_an_error_of_its_stream(
-    sides: tuple[Side, Side], seq: int, what: str
-) -> None:
-    thinker, voice = sides
-    open_and_meet(thinker, voice, "s")
-    chunk = wire.Chunk(thinker.connector._mailbox.mailbox_id, "s", seq, {}, 0)
-    send_raw(thinker, voice, wire.encode(chunk))
-
-    frame = voice.next()
-    assert (frame.end, frame.error) == ("error", f"frame {seq} arrived where 1 was due")
-    assert thinker.next_failure()[0] == "s"
-
-
-@pytest.mark.parametrize(
-    "message",
-    [b"", b"\xff" * 40, msgspec.msgpack.encode(["chunk", 1]), msgspec.msgpack.encode(["new", 1])],
-)
-def test_an_unreadable_message_harms_nobody(
-    sides: tuple[Side, Side], message: bytes, caplog: pytest.LogCaptureFixture
-) -> None:
-    thinker, voice = sides
-    open_and_meet(thinker, voice, "s")
-    with caplog.at_level(logging.CRITICAL):
-        send_raw(thinker, voice, message)
-        thinker.sender.push("s", b"next")
-
-        assert bytes(voice.next().payload) == b"next"
-
-
-def test_a_place_outside_the_segment_is_not_read(sides: tuple[Side, Side]) -> None:
-    thinker, voice = sides
-    open_and_meet(thinker, voice, "s")
-    thinker.sender.push("s", bytes(LARGE))
-    voice.next().release()
-    mailbox_id = thinker.connector._mailbox.mailbox_id
-    chunk = wire.Chunk(mailbox_id, "s", 2, {}, LARGE, slot=0, segment=0, offset=1 << 40)
-    send_raw(thinker, voice, wire.encode(chunk))
-
-    assert voice.next().error == "a payload of stage thinker/0 is not readable"
-
-
-def test_a_handler_that_raises_fails_its_stream_alone(sides: tuple[Side, Side]) -> None:
-    thinker, voice = sides
-    open_and_meet(thinker, voice, "good")
-
-    def broken(frame: Frame) -> None:
-        raise ValueError("not for me")
-
-    voice.receiver.subscribe("bad", broken)
-    thinker.sender.open(voice.receiver.address, "bad")
-    thinker.sender.push("bad", b"x")
-    thinker.sender.push("good", b"y")
-
-    assert thinker.next_failure()[0] == "bad"
-    assert bytes(voice.next().payload) == b"y"
-
-
-def test_streams_that_nobody_takes_do_not_pile_up(
-    sides: tuple[Side, Side], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    thinker, voice = sides
-    monkeypatch.setattr(
-        "vllm_omni.distributed.omni_connectors.receiver.MAX_UNSUBSCRIBED_STREAMS", 3
-    )
-    for i in range(5):
-        thinker.sender.open(voice.receiver.address, f"s{i}")
-        thinker.sender.push(f"s{i}", b"x")
-
-    assert [thinker.next_failure()[0] for _ in range(2)] == ["s0", "s1"]
-
-
 def test_across_hosts_payloads_travel_in_the_message(tmp_path: Path) -> None:
     thinker = Side("thinker/0", "tcp://127.0.0.1:*")
     voice = Side("voice/0", "tcp://127.0.0.1:*")
@@ -379,29 +194,6 @@ def test_across_hosts_payloads_travel_in_the_message(tmp_path: Path) -> None:
     assert not thinker.sender._pool.segments
     voice.connector.close()
     thinker.connector.close()
-
-
-def test_closing_leaves_no_thread_and_no_open_file(tmp_path: Path) -> None:
-    def one_life() -> None:
-        thinker = Side("thinker/0", f"ipc://{tmp_path}/a")
-        voice = Side("voice/0", f"ipc://{tmp_path}/b")
-        open_and_meet(thinker, voice, "s")
-        thinker.sender.push("s", bytes(LARGE))
-        voice.next().release()
-        thinker.connector.close()
-        voice.connector.close()
-
-    one_life()
-    gc.collect()
-    threads, files = threading.active_count(), os.listdir("/proc/self/fd")
-    shared = os.listdir("/dev/shm")
-    for _ in range(5):
-        one_life()
-    gc.collect()
-
-    assert threading.active_count() == threads
-    assert os.listdir("/proc/self/fd") == files
-    assert os.listdir("/dev/shm") == shared
 
 
 def test_an_unknown_kind_of_connector_is_refused_by_name() -> None:

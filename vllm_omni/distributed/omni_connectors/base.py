@@ -25,9 +25,10 @@ class Frame:
     payload: memoryview = field(default_factory=lambda: memoryview(b""))
     """Valid until `release`."""
     end: str | None = None
-    """Reason when this is the stream's last frame: `stop`, `length`, `abort`, `error`."""
+    """Reason when this is the stream's last frame: `stop`, `length`, `abort`, `error`, or `lost`
+    when the sending replica went away before it ended the stream."""
     error: str = ""
-    """Message when `end` is `error`."""
+    """Message when `end` is `error` or `lost`."""
     release: Callable[[], None] = lambda: None
     """Gives memory and credit back to the sender. Call once, when the payload was read."""
 

@@ -199,7 +199,7 @@ class ZmqReceiver:
     def _lose(self, link: _Link) -> None:
         for stream, incoming in list(self._streams.items()):
             if incoming.link is link and not incoming.is_over:
-                self._end(stream, incoming, "error", f"stage {link.name} is gone")
+                self._end(stream, incoming, "lost", f"stage {link.name} is gone")
 
     def _sees_memory_of(self, hello: wire.Hello) -> bool:
         if hello.probe_fd < 0 or not self.address.startswith("ipc://"):
