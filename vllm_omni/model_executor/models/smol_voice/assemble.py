@@ -7,7 +7,6 @@ for each stage, in the formats their engines load, and the licence of each part.
 from __future__ import annotations
 
 import importlib.metadata
-import importlib.util
 import json
 import os
 import shutil
@@ -15,6 +14,8 @@ import stat
 import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from importlib.machinery import ModuleSpec
+from importlib.util import find_spec
 from pathlib import Path
 
 from vllm_omni.errors import ConfigError
@@ -58,7 +59,7 @@ def assemble(out_dir: str | Path, *, progress: bool = True) -> Path:
         ConfigError: the `[demo]` extra is missing, or `out_dir` holds something else.
     """
     out_dir = Path(out_dir).absolute()
-    sources = _sources()
+    sources = find_sources()
     manifest = {name: importlib.metadata.version(_MODULES[name][1]) for name in _FILES}
     if is_complete(out_dir, manifest):
         return out_dir
@@ -105,11 +106,15 @@ def _is_ours(out_dir: Path) -> bool:
     return _read_config(out_dir).get("model_type") == MODEL_TYPE or not any(out_dir.iterdir())
 
 
-def _sources() -> dict[str, Path]:
-    """Folders of the packages that hold the weights; none of them is imported."""
+def find_sources(find: Callable[[str], ModuleSpec | None] = find_spec) -> dict[str, Path]:
+    """Folders of the packages that are needed; those that hold weights are never imported.
+
+    Raises:
+        ConfigError: names the packages that are not installed, and the command that installs them.
+    """
     found, missing = {}, []
     for name, (module, package) in _MODULES.items():
-        spec = importlib.util.find_spec(module)
+        spec = find(module)
         if spec is None or not spec.submodule_search_locations:
             missing.append(package)
         else:
