@@ -103,7 +103,7 @@ class ChildShell:
 
 
 ChildMain = Callable[..., None]
-"""Target of a replica's process: `main(shell: ChildShell, /, **kwargs)`, a function at module level.
+"""Target of a replica's process: `main(shell: ChildShell, /, **kwargs)`, at module level.
 Returning ends the process."""
 
 
