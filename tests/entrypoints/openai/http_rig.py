@@ -2,29 +2,49 @@
 
 from __future__ import annotations
 
+import asyncio
+import base64
 import dataclasses
 import json
+import socket
 from argparse import Namespace
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Iterable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import httpx
+import numpy as np
+import uvicorn
 from fastapi import FastAPI
+from openai import AsyncOpenAI
+from vllm.entrypoints.launchers.launcher import NoSignalServer
+from vllm.sampling_params import RequestOutputKind, SamplingParams
 
-from tests.fakes import FakePreparer, FakeStageClient, fake_omni, says, speaks, voice_pipeline
+from tests.fakes import (
+    FakePreparer,
+    FakeStageClient,
+    Script,
+    fake_omni,
+    speaks,
+    text_output,
+    voice_pipeline,
+)
 from vllm_omni.config.deploy import ServerLimits
 from vllm_omni.config.pipeline import PipelineConfig, Task
 from vllm_omni.engine.ar_preparer import ArPreparer
+from vllm_omni.engine.messages import StageOutput, StageRequest
 from vllm_omni.entrypoints.async_omni import AsyncOmni
 from vllm_omni.entrypoints.openai.app import build_omni_app
 from vllm_omni.entrypoints.openai.media.pool import MediaPool
+from vllm_omni.entrypoints.openai.media.wav import wav_header
 from vllm_omni.inputs.prompt import OmniPrompt
+from vllm_omni.outputs.media import AudioChunk
 
 MODEL = "tiny"
 HELLO = ("Hello", " there,", " how are", " you?")
+HELLO_TEXT = "".join(HELLO)
 PLACEHOLDER = "<|audio|>"
 
 
@@ -42,6 +62,47 @@ def speaking_pipeline(*, transcribes: bool = False) -> PipelineConfig:
     }
     voices = "tests.entrypoints.openai.http_rig:voices"
     return dataclasses.replace(pipeline, entries=entries, voices=voices)
+
+
+def answers(*pieces: str, reason: str = "stop") -> Script:
+    """A text stage that writes these pieces: as deltas, or joined when a whole was asked for."""
+
+    def script(request: StageRequest) -> Iterable[StageOutput]:
+        assert isinstance(request.params, SamplingParams)
+        is_stream = request.params.output_kind is RequestOutputKind.DELTA
+        texts = pieces if is_stream else ("".join(pieces),)
+        for i, text in enumerate(texts):
+            last = i == len(texts) - 1
+            yield text_output(request.request_id, text, finished=last, reason=reason)
+
+    return script
+
+
+def speaks_pcm(*parts: bytes, rate_hz: int = 22050) -> Script:
+    """A voice that says these samples, one chunk each."""
+
+    def script(request: StageRequest) -> Iterable[StageOutput]:
+        for part in parts:
+            yield StageOutput(request.request_id, audio=AudioChunk(part, rate_hz))
+        yield StageOutput(request.request_id, True)
+
+    return script
+
+
+def tone(num_samples: int, rate_hz: int = 22050) -> bytes:
+    """A sine of 440 Hz, 16 bit."""
+    wave = np.sin(np.arange(num_samples) * (2 * np.pi * 440 / rate_hz)) * 12000
+    return wave.astype("<i2").tobytes()
+
+
+def wav_base64(num_samples: int = 8000, rate_hz: int = 16000) -> str:
+    """A recording as a client sends it."""
+    pcm = tone(num_samples, rate_hz)
+    return base64.b64encode(wav_header(rate_hz, len(pcm)) + pcm).decode()
+
+
+def audio_part(data: str | None = None, form: str = "wav") -> dict[str, Any]:
+    return {"type": "input_audio", "input_audio": {"data": data or wav_base64(), "format": form}}
 
 
 def say(content: object = "hi", **fields: object) -> dict[str, Any]:
@@ -108,7 +169,11 @@ async def serving(
     **arguments: object,
 ) -> AsyncIterator[Rig]:
     """The app over one fake replica for each stage; `arguments` replace vLLM's serve arguments."""
-    asr, thinker, voice = FakeStageClient(), FakeStageClient(says(*HELLO)), FakeStageClient(speaks())
+    asr, thinker, voice = (
+        FakeStageClient(),
+        FakeStageClient(answers(*HELLO)),
+        FakeStageClient(speaks()),
+    )
     preparer = RenderingPreparer(parts.preparer)
     preparers: dict[str, FakePreparer] = {"thinker": preparer}
     preparers["asr"] = RenderingPreparer(parts.asr_preparer or parts.preparer)
@@ -126,3 +191,39 @@ async def serving(
         async with httpx.AsyncClient(transport=transport, base_url="http://omni") as http:
             yield Rig(app, omni, http, asr, thinker, voice, preparer, pool)
     pool.close()
+
+
+class _LiveServer(NoSignalServer):
+    def __init__(self, config: uvicorn.Config) -> None:
+        super().__init__(config)
+        self.listening = asyncio.Event()
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets)
+        self.listening.set()
+
+
+@asynccontextmanager
+async def live(rig: Rig) -> AsyncIterator[str]:
+    """The rig's app behind uvicorn on loopback, for what must really stream; yields its URL."""
+    sock = socket.create_server(("127.0.0.1", 0))
+    config = uvicorn.Config(rig.app, log_level="warning", timeout_graceful_shutdown=1)
+    server = _LiveServer(config)
+    rig.app.state.server = server
+    serving_task = asyncio.create_task(server.serve(sockets=[sock]))
+    await server.listening.wait()
+    try:
+        yield f"http://127.0.0.1:{sock.getsockname()[1]}"
+    finally:
+        server.should_exit = True
+        await serving_task
+
+
+@asynccontextmanager
+async def openai_client(rig: Rig) -> AsyncIterator[AsyncOpenAI]:
+    """The official client, talking to the rig over loopback."""
+    async with (
+        live(rig) as url,
+        AsyncOpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0) as client,
+    ):
+        yield client
