@@ -18,7 +18,6 @@ from vllm.v1.request import Request
 
 from vllm_omni.core.token_streams import TokenStreams
 from vllm_omni.distributed.omni_connectors.factory import open_connector
-from vllm_omni.distributed.run_directory import RunDirectory
 from vllm_omni.platforms import current_platform
 from vllm_omni.vllm_compat import engine_core_class
 
@@ -38,7 +37,7 @@ class Shell(Protocol):
 def run_stage_core(shell: Shell, /, **kwargs: Any) -> None:
     """Target of an autoregressive replica's process; returns when the core was shut down.
 
-    `kwargs` are those of `StageCore`: `name`, `has_targets`, `vllm_config`, `executor_class` and
+    `kwargs` are those of `StageCore`: `name`, `data_bind`, `vllm_config`, `executor_class` and
     `handshake_address`.
     """
     current_platform().prepare_process()
@@ -48,19 +47,20 @@ def run_stage_core(shell: Shell, /, **kwargs: Any) -> None:
 
 
 class StageCore(EngineCoreProc):
-    """One replica's engine core. Streams tokens to the targets named in a request's params."""
+    """One replica's engine core. Streams tokens to the targets named in a request's params.
+
+    `data_bind` is where its data plane binds; None for a stage that streams to no other.
+    """
 
     def __init__(
-        self, *args: Any, shell: Shell, name: str, has_targets: bool, **kwargs: Any
+        self, *args: Any, shell: Shell, name: str, data_bind: str | None, **kwargs: Any
     ) -> None:
         setproctitle.setproctitle(f"vllm-omni: {name}")  # vLLM has just set its own
         self._shell = shell
         self._data_plane = ExitStack()
         self._streams: TokenStreams | None = None
-        if has_targets:
-            folder = RunDirectory.create(name)
-            self._data_plane.callback(folder.remove)
-            connector = open_connector(name, folder.ipc("data"))
+        if data_bind is not None:
+            connector = open_connector(name, data_bind)
             self._data_plane.callback(connector.close)
             self._streams = TokenStreams(connector.sender)
         super().__init__(*args, **kwargs)
@@ -84,6 +84,10 @@ class StageCore(EngineCoreProc):
         if self._streams is not None:
             self._streams.end(request_ids, "stop")
         self.abort_requests(request_ids)
+
+    def num_requests(self) -> int:
+        """Requests this core holds, running or waiting."""
+        return sum(self.scheduler.get_request_counts())
 
     def step(self) -> tuple[StepOutputs, bool]:
         outputs, executed = super().step()

@@ -65,6 +65,7 @@ class ArClient:
         self.stage_id = spec.stage_id
         self.replica_id = spec.replica_id
         self.name = spec.name
+        self._has_targets = spec.has_targets
         self.resources = AsyncExitStack()
         """What `shutdown_async` gives back."""
         self._process = process
@@ -81,6 +82,11 @@ class ArClient:
     def __repr__(self) -> str:
         state = "live" if self._dead is None else "dead"
         return f"<ArClient {self.name} {state} requests={len(self._outputs)}>"
+
+    @property
+    def pid(self) -> int:
+        """The replica's process, for whoever watches or measures it."""
+        return self._process.pid
 
     async def add_request_async(self, request: StageRequest) -> None:
         """Start a request; see the protocol.
@@ -137,6 +143,7 @@ class ArClient:
         for part in parts:
             for engine_request in part.requests:
                 refuse_fatal(engine_request, self._prompts.vllm_config)
+        assert self._has_targets or not request.targets, f"{self.name} opened no data plane"
         first = parts[0].requests[0].sampling_params
         several = len(parts) > 1 or len(parts[0].requests) > 1
         if request.targets and (several or (first is not None and first.n > 1)):

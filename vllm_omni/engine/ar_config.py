@@ -73,7 +73,12 @@ def build_vllm_config(spec: ReplicaSpec) -> tuple[VllmConfig, dict[str, str]]:
         except (ValueError, TypeError, OSError, NotImplementedError) as error:
             text = " ".join(str(error).split())
             raise ConfigError(f"stage {spec.stage!r}: {text}") from error
-    return config, dict(written)
+    env = dict(written)
+    if spec.devices[0] == "cpu" and config.model_config.enforce_eager:
+        # Else vLLM's sampler compiles helpers with the C++ compiler when a request first asks for
+        # logprobs: many seconds in which the core serves nobody.
+        env["TORCHDYNAMO_DISABLE"] = "1"
+    return config, env
 
 
 @contextmanager

@@ -16,16 +16,17 @@ import zmq
 import zmq.asyncio
 from vllm.config import VllmConfig
 from vllm.sampling_params import RequestOutputKind, SamplingParams
-from vllm.utils.network_utils import get_open_zmq_ipc_path
+from vllm.utils.network_utils import make_zmq_listener
 from vllm.v1.engine.exceptions import EngineDeadError
 from vllm.v1.engine.utils import (
     EngineHandshakeMetadata,
     EngineZmqAddresses,
-    bind_engine_zmq_listeners,
+    EngineZmqListeners,
 )
 from vllm.v1.executor.abstract import Executor
 
 from vllm_omni.core.stage_core import run_stage_core
+from vllm_omni.distributed.run_directory import RunDirectory
 from vllm_omni.engine.ar_client import ArClient, Recorder
 from vllm_omni.engine.ar_config import build_vllm_config
 from vllm_omni.engine.ar_prompts import PromptProcessor
@@ -55,10 +56,11 @@ async def start_ar_replica(spec: ReplicaSpec, record: Recorder | None = None) ->
     env = platform_of(spec.devices[0]).child_env(spec.devices) | env | dict(spec.env)
     spec = dataclasses.replace(spec, env=env)
     async with AsyncExitStack() as stack:
-        listeners = bind_engine_zmq_listeners(vllm_config)
-        stack.callback(listeners.cleanup)
-        with _Handshake(listeners.addresses) as handshake:
-            process = _spawn(spec, vllm_config, handshake.address)
+        folder = RunDirectory.create(spec.name)
+        stack.callback(folder.remove)
+        listeners = _listeners(folder)
+        with _Handshake(folder, listeners.addresses) as handshake:
+            process = _spawn(spec, vllm_config, handshake.address, folder)
             stack.push_async_callback(process.stop, 0.0)
             prompts = await _all_ready(spec, process, handshake, vllm_config)
         stack.callback(prompts.shutdown)
@@ -88,13 +90,23 @@ async def _all_ready(
     return loading.result()
 
 
-def _spawn(spec: ReplicaSpec, vllm_config: VllmConfig, handshake_address: str) -> ReplicaProcess:
+def _listeners(folder: RunDirectory) -> EngineZmqListeners:
+    """Bound before the core starts, in a folder that only this user can enter."""
+    return EngineZmqListeners(
+        inputs=[make_zmq_listener(folder.ipc("input"), zmq.ROUTER)],
+        outputs=[make_zmq_listener(folder.ipc("output"), zmq.PULL)],
+    )
+
+
+def _spawn(
+    spec: ReplicaSpec, vllm_config: VllmConfig, handshake_address: str, folder: RunDirectory
+) -> ReplicaProcess:
     kwargs: Mapping[str, object] = {
         "name": spec.name,
         "vllm_config": vllm_config,
         "executor_class": Executor.get_class(vllm_config),
         "handshake_address": handshake_address,
-        "has_targets": spec.has_targets,
+        "data_bind": folder.ipc("data") if spec.has_targets else None,
     }
     return ReplicaProcess.spawn(run_stage_core, spec, kwargs)
 
@@ -102,8 +114,8 @@ def _spawn(spec: ReplicaSpec, vllm_config: VllmConfig, handshake_address: str) -
 class _Handshake:
     """The parent's side of vLLM's start-up handshake with one engine core."""
 
-    def __init__(self, addresses: EngineZmqAddresses) -> None:
-        self.address = get_open_zmq_ipc_path()
+    def __init__(self, folder: RunDirectory, addresses: EngineZmqAddresses) -> None:
+        self.address = folder.ipc("handshake")
         self._addresses = addresses
 
     def __enter__(self) -> _Handshake:

@@ -1,19 +1,24 @@
 """vLLM's client of one engine core process, with what it leaves to whoever owns the process.
 
-A client made for given addresses never notices the death of its process, never wakes who waits
-for a utility, and leaves its ipc files behind after a kill.
+A client made for given addresses never notices the death of its process and never wakes who waits
+for a utility.
 """
 
 from __future__ import annotations
 
+import asyncio
+import logging
+import uuid
 from collections.abc import Sequence
 
 from vllm.config import VllmConfig
-from vllm.v1.engine import EngineCoreOutputs
+from vllm.v1.engine import EngineCoreOutputs, EngineCoreRequestType
 from vllm.v1.engine.core_client import AsyncMPClient
 from vllm.v1.engine.exceptions import EngineDeadError
 from vllm.v1.engine.utils import EngineZmqListeners
 from vllm.v1.executor.abstract import Executor
+
+logger = logging.getLogger(__name__)
 
 
 class CoreClient(AsyncMPClient):
@@ -26,7 +31,7 @@ class CoreClient(AsyncMPClient):
         listeners: EngineZmqListeners,
     ) -> None:
         """Connect to a core that has said READY; does not wait."""
-        self._listeners = listeners
+        self._listeners = listeners  # they close when they are collected
         super().__init__(
             vllm_config,
             executor_class,
@@ -54,10 +59,23 @@ class CoreClient(AsyncMPClient):
                 future.set_exception(error)
 
     async def stop_requests_async(self, request_ids: Sequence[str]) -> None:
-        """Stop requests that are complete, so that their token streams end with `stop`."""
-        await self.call_utility_async("stop_requests", list(request_ids))
+        """Stop requests that are complete, so that their token streams end with `stop`.
+
+        Returns when it is sent: the core answers between two steps, and outputs must not wait.
+        """
+        call_id = uuid.uuid4().int >> 64
+        answer = asyncio.get_running_loop().create_future()
+        answer.add_done_callback(_log_failure)
+        self.utility_results[call_id] = answer
+        arguments = (self.client_index, call_id, "stop_requests", (list(request_ids),))
+        await self._send_input(EngineCoreRequestType.UTILITY, arguments)
 
     def close(self) -> None:
-        """Close the sockets and remove their files. Repeatable."""
+        """Close the sockets. Repeatable."""
         self.shutdown()
-        self._listeners.cleanup()
+        self.resources.ctx.term()  # every socket is closed: this ends its io threads
+
+
+def _log_failure(answer: asyncio.Future[None]) -> None:
+    if not answer.cancelled() and (error := answer.exception()) is not None:
+        logger.debug("requests were not stopped: %s", error)

@@ -5,6 +5,9 @@ Imports an engine only when a stage needs it.
 
 from __future__ import annotations
 
+import importlib
+from collections.abc import Sequence
+
 from vllm_omni.config.deploy import ResolvedConfig, ResolvedStage
 from vllm_omni.config.pipeline import Modality, StageKind
 from vllm_omni.config.placement import split_devices
@@ -41,6 +44,7 @@ def _replica_spec(config: ResolvedConfig, stage: ResolvedStage, replica_id: int)
         start_timeout_s=deploy.start_timeout_s,
         engine_args=deploy.engine_args,
         has_sources=any(edge.target == name for edge in streams),
+        bridges=tuple(edge.bridge for edge in streams if edge.target == name),
         has_targets=any(edge.source == name for edge in streams),
     )
 
