@@ -113,6 +113,8 @@ LIMITS = [
     ("max_media_items", 2),
     ("max_speech_chars", 10),
     ("media_fetch", "public"),
+    ("media_fetch", "media.example.org,10.0.0.7"),
+    ("max_body_bytes", 4096),
 ]
 
 
@@ -227,8 +229,17 @@ def test_vllms_names_for_our_own_fields_set_those(model_dir: Path):
         ("stages:\n  mouth:\n    memory_fraction: 1.5", r"memory_fraction must be at most 1"),
         ("stages:\n  mouth:\n    gain: loud", r"stages.mouth.gain must be a number, got 'loud'"),
         ("limits:\n  max_in_flight: 0", r"limits.max_in_flight must be at least 1"),
-        ("limits:\n  request_timeout_s: 0", r"limits.request_timeout_s must be above 0"),
-        ("limits:\n  drain_timeout_s: -1", r"limits.drain_timeout_s must not be negative"),
+        ("limits:\n  request_timeout_s: 0", r"limits.request_timeout_s must be above 0 and"),
+        (
+            "limits:\n  drain_timeout_s: -1",
+            r"limits.drain_timeout_s must be above 0 and finite, got -1",
+        ),
+        (
+            "limits:\n  request_timeout_s: .inf",
+            r"limits.request_timeout_s must be .*finite, got inf",
+        ),
+        ("limits:\n  media_fetch: publik", r"must be deny, public or host.*did you mean 'public'"),
+        ("limits:\n  media_fetch: a.org,b", r"limits.media_fetch must be deny, public or host"),
         ("limits:\n  media_fetch: 3", r"limits.media_fetch must be text, got 3"),
         ("limits: 3", r"yaml:1: limits must be a mapping"),
         ("stages:\n  mind: 3", r"yaml:2: stages.mind must be a mapping"),

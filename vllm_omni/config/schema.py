@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import math
+import re
 import typing
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -21,19 +23,10 @@ LIMITS: Final = "limits"
 STAGES: Final = "stages"
 ENGINE_ARGS: Final = "engine_args"
 
-_AT_LEAST_ONE: Final = frozenset(
-    {
-        "num_replicas",
-        "num_threads",
-        "max_batch_size",
-        "max_in_flight",
-        "max_audio_bytes",
-        "max_media_items",
-        "max_speech_chars",
-    }
-)
-_ABOVE_ZERO: Final = frozenset({"memory_fraction", "start_timeout_s", "request_timeout_s"})
-_NOT_NEGATIVE: Final = frozenset({"drain_timeout_s", "max_audio_s"})
+_MEDIA_FETCH: Final = ("deny", "public")
+_MAY_BE_ZERO: Final = frozenset({"drain_timeout_s"})
+_HOST: Final = re.compile(r"(?=[^.]*\.)[A-Za-z0-9.:*-]+")
+"""A host name or address. The dot tells it from a misspelt keyword."""
 
 
 @functools.cache
@@ -92,7 +85,7 @@ class Schema:
             value = normalized(field.name, setting.value)
             if not field.inside:
                 value = convert(value, field.hint)
-            _check_range(field.name, value)
+            _check_range(field, value)
         except ValueError as exc:
             raise ConfigError(f"{setting.source}: {setting.dotted} {exc}") from exc
         return value
@@ -152,16 +145,29 @@ class Schema:
         return ConfigError(f"{setting.source}: unknown setting {setting.dotted!r}{hint}")
 
 
-def _check_range(name: str, value: object) -> None:
-    if not isinstance(value, (int, float)):
-        if name == "media_fetch" and not str(value).strip():
-            raise ValueError("must be deny, public or a list of host names")
+def _check_range(field: Field, value: object) -> None:
+    """Bounds of our own fields; vLLM checks its own."""
+    if ENGINE_ARGS in field.key or isinstance(value, bool):
         return
-    if name in _AT_LEAST_ONE and value < 1:
+    if field.name == "media_fetch":
+        _check_media_fetch(str(value))
+    elif isinstance(value, int) and value < 1:
         raise ValueError(f"must be at least 1, got {value}")
-    if name in _ABOVE_ZERO and not value > 0:
-        raise ValueError(f"must be above 0, got {value}")
-    if name in _NOT_NEGATIVE and not value >= 0:
-        raise ValueError(f"must not be negative, got {value}")
-    if name == "memory_fraction" and value > 1:
-        raise ValueError(f"must be at most 1, got {value}")
+    elif isinstance(value, float):
+        if field.name in _MAY_BE_ZERO and value == 0:
+            return
+        if not (value > 0 and math.isfinite(value)):
+            raise ValueError(f"must be above 0 and finite, got {value}")
+        if field.name == "memory_fraction" and value > 1:
+            raise ValueError(f"must be at most 1, got {value}")
+
+
+def _check_media_fetch(value: str) -> None:
+    if value in _MEDIA_FETCH:
+        return
+    for host in value.split(","):
+        if not _HOST.fullmatch(host.strip()):
+            raise ValueError(
+                f"must be deny, public or host names separated by commas, got {value!r}"
+                f"{did_you_mean(value, _MEDIA_FETCH)}"
+            )
