@@ -233,7 +233,7 @@ class OneShotClient:
                 return
             try:
                 self._take(wire.decode_report(frames[0]), frames)
-            except msgspec.DecodeError as error:
+            except (msgspec.DecodeError, IndexError) as error:
                 logger.error("stage %s sent an unreadable report: %s", self._spec.name, error)
 
     def _take(self, report: wire.Report, frames: Sequence[bytes]) -> None:

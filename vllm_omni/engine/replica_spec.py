@@ -29,6 +29,8 @@ class ReplicaSpec:
     """Environment variables set in the child only."""
     has_sources: bool = False
     """Other stages stream into this one: it opens a data-plane receiver."""
+    bridges: tuple[str, ...] = ()
+    """`module:name` of the stream bridges that feed it, imported before it is ready."""
     has_targets: bool = False
     """It streams into other stages: it opens a data-plane sender."""
 

@@ -101,7 +101,7 @@ class OneShotEngine:
             logger.error("stage %s: request %s is running already", self._stage, request_id)
             return
         try:
-            streams = {source.stream: self._source_stream(source) for source in sources}
+            streams = {s.stream: SourceStream(s, load_bridge(s.bridge)(s)) for s in sources}
             if streams and self._receiver is None:
                 raise ValueError("this replica takes no streams")
             state, inputs = self._model.start(prompt, params)
@@ -239,8 +239,9 @@ class OneShotEngine:
         except Exception:  # the boundary of one request
             logger.exception("stage %s: request %s did not end well", self._stage, request)
 
-    @staticmethod
-    def _source_stream(source: StreamSource) -> SourceStream:
-        module, _, name = source.bridge.partition(":")
-        factory: StreamBridgeFactory = getattr(importlib.import_module(module), name)
-        return SourceStream(source, factory(source))
+
+def load_bridge(name: str) -> StreamBridgeFactory:
+    """Import a bridge's factory by `module:name`."""
+    module, _, attribute = name.partition(":")
+    factory: StreamBridgeFactory = getattr(importlib.import_module(module), attribute)
+    return factory

@@ -24,7 +24,7 @@ from vllm_omni.engine.messages import StageFailure, StageOutput
 from vllm_omni.engine.replica_spec import ReplicaSpec
 from vllm_omni.errors import BadRequestError, ConfigError, OmniError
 from vllm_omni.generation import wire
-from vllm_omni.generation.engine import OneShotEngine
+from vllm_omni.generation.engine import OneShotEngine, load_bridge
 from vllm_omni.generation.model import ModelContext, OneShotModel
 from vllm_omni.generation.request import Figures
 
@@ -56,6 +56,8 @@ def run_one_shot(
     model = load_model(spec)
     shell.progress("testing the model")
     model.self_test()
+    for bridge in spec.bridges:  # so that no request waits for an import
+        load_bridge(bridge)
     with contextlib.ExitStack() as stack:
         connector = None
         if spec.has_sources:
