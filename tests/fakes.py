@@ -328,7 +328,7 @@ def chain_pipeline(
         StageConfig(
             name=name,
             kind=StageKind.ONE_SHOT if i == last and i else StageKind.AUTOREGRESSIVE,
-            emits={0: Modality.TEXT, last: Modality.AUDIO}.get(i),
+            emits={last: Modality.AUDIO, 0: Modality.TEXT}.get(i),
         )
         for i, name in enumerate(names)
     )

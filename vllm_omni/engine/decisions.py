@@ -144,10 +144,10 @@ def describe_wait(state: OrchestratorRequestState, timeout_s: float) -> tuple[in
         elif stage_id not in state.first_output_ts:
             sources = " and ".join(edge.source_name for edge in stage.stream_sources)
             fed = f" (fed by the stream of {sources})" if sources else ""
-            what = f"its first output{fed}"
+            what = f"for its first output{fed}"
         else:
-            what = "its next output or its end"
+            what = "for its next output or its end"
         return stage_id, (
-            f"deadline of {timeout_s:g} s exceeded: stage {stage.name!r} was awaited for {what}"
+            f"deadline of {timeout_s:g} s exceeded: stage {stage.name!r} was awaited {what}"
         )
     return state.plan.entry, f"deadline of {timeout_s:g} s exceeded"

@@ -56,11 +56,17 @@ class OrchestratorRequestState(msgspec.Struct, gc=False):
             len(message.plan.emitting),
             {},
             message.session_id,
+            streaming_enabled=message.session_id is not None,
         )
 
     def is_ready_for(self, target: int) -> bool:
-        """All that feeds this stage's prompt is final, and nothing must be waited for."""
-        if self.open_companions or target in self.stage_submit_ts:
+        """All that feeds this stage's prompt is final, and nothing must be waited for.
+
+        A session's stage gets a prompt with every turn, any other stage one.
+        """
+        if self.open_companions or (
+            target in self.stage_submit_ts and not self.streaming_enabled
+        ):
             return False
         finished = self.finished_ts
         return all(source in finished for source in self.plan.stages[target].prompt_sources)

@@ -246,7 +246,7 @@ class Submission(FaultIsolation):
     ) -> None:
         for target in req_state.plan.stages[src_stage_id].prompt_targets:
             is_update = is_streaming_session and target in req_state.stage_submit_ts
-            if not is_update and not req_state.is_ready_for(target):
+            if not req_state.is_ready_for(target):
                 continue
             if not self.stage_pools[target].live_num_replicas:
                 await self._fail_request_dead_stage(req_id, target)

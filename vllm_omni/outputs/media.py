@@ -18,6 +18,9 @@ class AudioChunk(msgspec.Struct, frozen=True, gc=False):
     """Mono, 16 bit signed little-endian."""
     sample_rate_hz: int
 
+    def __repr__(self) -> str:
+        return f"<AudioChunk {self.num_samples} samples at {self.sample_rate_hz} Hz>"
+
     @property
     def num_samples(self) -> int:
         return len(self.pcm) // 2
