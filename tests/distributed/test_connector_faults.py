@@ -5,7 +5,10 @@ from __future__ import annotations
 import gc
 import logging
 import os
+import subprocess
+import sys
 import threading
+import time
 from pathlib import Path
 
 import msgspec
@@ -26,6 +29,39 @@ def test_a_receiver_that_goes_away_fails_the_streams_to_it(sides: tuple[Side, Si
     assert (stream, "is gone" in message) == ("s", True)
     thinker.sender.push("s", b"dropped")
     assert "used=0" in repr(thinker.sender._pool)
+
+
+_RECEIVER = """
+import signal, sys
+from vllm_omni.distributed.omni_connectors.factory import open_connector
+connector = open_connector("voice/0", sys.argv[1])
+connector.receiver.subscribe("s", lambda frame: print("frame", flush=True))
+print("ready", flush=True)
+signal.pause()
+"""
+
+
+def test_a_receiver_that_is_killed_fails_the_streams_at_once(
+    sides: tuple[Side, Side], tmp_path: Path
+) -> None:
+    thinker, _ = sides
+    address = f"ipc://{tmp_path}/killed"
+    with subprocess.Popen(
+        [sys.executable, "-c", _RECEIVER, address], stdout=subprocess.PIPE
+    ) as receiver:
+        assert receiver.stdout is not None
+        assert receiver.stdout.readline() == b"ready\n"
+        thinker.sender.open(address, "s")
+        for _ in range(10):  # more than the receiver reads, it never releases
+            thinker.sender.push("s", bytes(2_000_000))
+        assert receiver.stdout.readline() == b"frame\n"
+        receiver.kill()
+        begin = time.monotonic()
+        assert thinker.next_failure() == ("s", f"the replica at {address} is gone")
+        assert time.monotonic() - begin < 0.5
+
+    assert "used=0" in repr(thinker.sender._pool)
+    assert repr(thinker.sender).endswith("links=0 streams=0>")
 
 
 def test_a_receiver_that_was_never_there_fails_the_stream(

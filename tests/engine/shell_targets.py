@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 
 from vllm_omni.engine.process_child import ChildShell
@@ -30,11 +31,10 @@ def serve_deaf(shell: ChildShell, /) -> None:
 
 def serve_until_stopped(shell: ChildShell, /, *, goodbye: str) -> None:
     """Says goodbye in a file before it leaves."""
-    stopped: list[bool] = []
-    shell.on_stop(lambda: stopped.append(True))
+    stopped = threading.Event()
+    shell.on_stop(stopped.set)
     shell.ready()
-    while not stopped:
-        signal.pause()
+    stopped.wait()
     with open(goodbye, "w") as file:
         file.write("bye")
 

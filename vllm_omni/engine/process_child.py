@@ -16,6 +16,7 @@ import signal
 import socket
 import sys
 import threading
+import time
 import traceback
 from collections.abc import Callable, Mapping
 from types import FrameType
@@ -52,6 +53,9 @@ class ChildShell:
         self._lock = threading.Lock()
         self._on_stop: Callable[[], None] | None = None
         self._stop_asked = False
+        self._signals, wakeup_fd = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
+        # Written by the C handler itself: a main thread about to block does not see its signal.
+        signal.set_wakeup_fd(wakeup_fd, warn_on_full_buffer=False)
 
     def ready(self, info: Mapping[str, object] | None = None) -> None:
         """Say that a real self-request went through; `info` reaches `ReplicaProcess.info`."""
@@ -62,7 +66,7 @@ class ChildShell:
         self.send(Progress(what))
 
     def on_stop(self, callback: Callable[[], None]) -> None:
-        """Handle SIGTERM by `callback` (main thread, between two bytecodes) instead of exiting."""
+        """Handle SIGTERM by `callback`, in any thread and perhaps twice, instead of exiting."""
         self._on_stop = callback
         if self._stop_asked:
             callback()
@@ -76,20 +80,32 @@ class ChildShell:
             logger.debug("status packet not sent: %s", error)
 
     def handle_sigterm(self, signum: int, frame: FrameType | None) -> None:
-        self._stop_asked = True
         if self._on_stop is None:
             raise SystemExit(0)
-        self._on_stop()
 
     def beat_forever(self) -> None:
         """Beat about once a second; end the process at once when the parent is gone."""
         poll = select.poll()
         poll.register(self._status, select.POLLIN)
+        poll.register(self._signals, select.POLLIN)
+        next_beat_s = time.monotonic()
         while True:
-            if poll.poll(BEAT_INTERVAL_S * 1000):
+            wait_s = max(0.0, next_beat_s - time.monotonic())
+            ready = dict(poll.poll(wait_s * 1000))
+            if self._status.fileno() in ready:
                 # The parent never writes: readable means that it closed its end or died.
                 os.kill(os.getpid(), signal.SIGKILL)
-            self._beat()
+            if self._signals in ready:
+                self._take_signals()
+            elif not ready:
+                self._beat()
+                next_beat_s = time.monotonic() + BEAT_INTERVAL_S
+
+    def _take_signals(self) -> None:
+        if signal.SIGTERM in os.read(self._signals, 64):
+            self._stop_asked = True
+            if self._on_stop is not None:
+                self._on_stop()
 
     def _beat(self) -> None:
         times = os.times()

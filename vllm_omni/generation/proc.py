@@ -128,17 +128,17 @@ class OneShotReplica:
         )
 
     def wake(self) -> None:
-        """Have the loop look again; from any thread or signal handler."""
+        """Have the loop look again; from any thread."""
         with contextlib.suppress(BlockingIOError):  # full: it is about to look anyway
             os.eventfd_write(self._wake_fd, 1)
 
     def stop(self) -> None:
-        """Leave after the running forward; from any thread or signal handler."""
+        """Leave after the running forward; from any thread."""
         self._stopping = True
         self.wake()
 
     def close(self) -> None:
-        os.close(self._wake_fd)
+        # The wake-up's descriptor stays: a signal or a frame may still want it.
         self._context.destroy(linger=500)
 
     def run(self) -> None:
