@@ -9,10 +9,13 @@ import numpy as np
 import pytest
 import pytest_asyncio
 from numpy.typing import NDArray
+from vllm.renderers.inputs.preprocess import parse_model_prompt
 from vllm.sampling_params import RequestOutputKind
 
 from tests.ar_replicas import Requests, greedy, replica
 from tests.tiny_models import make_tiny_whisper
+from vllm_omni.engine.ar_config import build_vllm_config
+from vllm_omni.engine.ar_preparer import ArPreparer
 from vllm_omni.errors import BadRequestError
 from vllm_omni.inputs.prompt import AudioInput, OmniPrompt
 
@@ -36,6 +39,10 @@ async def asr(model_dir: Path) -> AsyncIterator[Requests]:
 def noise(seconds: float, seed: int = 0, rate_hz: int = RATE_HZ) -> AudioInput:
     samples = np.random.default_rng(seed).normal(scale=0.1, size=round(seconds * rate_hz))
     return AudioInput(samples.astype(np.float32), rate_hz)
+
+
+def spoken(**settings: str) -> OmniPrompt:
+    return OmniPrompt(audio=(noise(1.0),), extra={"speech_to_text": settings})
 
 
 def reference_tokens(model_dir: Path, samples: NDArray[np.float32], num_tokens: int) -> list[int]:
@@ -63,6 +70,36 @@ async def test_the_transcript_equals_the_reference(asr: Requests, model_dir: Pat
 
     expected = reference_tokens(model_dir, audio.samples, 12)
     assert list(output.outputs[0].token_ids) == expected
+
+
+async def test_a_stage_s_own_decoder_prompt_replaces_the_model_class_s(
+    asr: Requests, model_dir: Path
+) -> None:
+    settings = {"speech_to_text": {"decoder_prompt": "<|startoftranscript|><|notimestamps|>"}}
+    short = await asr.run("own", OmniPrompt(audio=(noise(2.0),)), greedy(4, extra_args=settings))
+
+    usual = await asr.run("usual", OmniPrompt(audio=(noise(2.0),)), greedy(4))
+    assert len(short.prompt_token_ids) == 2
+    assert len(usual.prompt_token_ids) == 4
+
+
+async def test_a_prompt_rendered_by_vllm_s_transcription_is_taken_as_it_is(
+    asr: Requests, model_dir: Path
+) -> None:
+    audio = noise(1.0, 6)
+    rendered = {
+        "encoder_prompt": {"prompt": "", "multi_modal_data": {"audio": (audio.samples, RATE_HZ)}},
+        "decoder_prompt": {"prompt": DECODER_PROMPT},
+    }
+    preparer = ArPreparer("asr", build_vllm_config(asr.spec)[0])
+    parsed = parse_model_prompt(preparer.model_config, rendered)
+    (engine_input,) = await preparer.renderer.render_cmpl_async([parsed])
+    prepared = await preparer.prepare("r", OmniPrompt(engine_input=engine_input), greedy(8), {})
+    preparer.shutdown()
+
+    theirs = await asr.run("theirs", prepared, greedy(8))
+    ours = await asr.run("ours", OmniPrompt(audio=(audio,)), greedy(8))
+    assert theirs.outputs[0].token_ids == ours.outputs[0].token_ids
 
 
 async def test_each_audio_of_a_prompt_has_its_own_output_in_order(asr: Requests) -> None:
@@ -102,8 +139,8 @@ async def test_long_audio_is_one_output_joined_from_its_clips(asr: Requests) -> 
         (OmniPrompt(audio=(AudioInput(np.full(8000, np.inf, np.float32), RATE_HZ),)), "audio"),
         (OmniPrompt(audio=(AudioInput(np.zeros((2, 8000), np.float32), RATE_HZ),)), "audio"),
         (OmniPrompt(audio=(AudioInput(np.zeros(8000, np.float32), 0),)), "audio"),
-        (OmniPrompt(audio=(noise(1.0),), extra={"language": "klingon"}), "language"),
-        (OmniPrompt(audio=(noise(1.0),), extra={"langauge": "en"}), "langauge"),
+        (spoken(language="klingon"), "language"),
+        (spoken(langauge="en"), "langauge"),
     ],
     ids=["text", "empty", "nan", "inf", "stereo", "rate", "language", "misspelt"],
 )

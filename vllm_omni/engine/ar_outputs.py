@@ -56,6 +56,14 @@ class ArOutputs:
     def __len__(self) -> int:
         return len(self._running)
 
+    @property
+    def num_entries(self) -> int:
+        """Entries of every table, vLLM's included; zero when nothing runs."""
+        processor = self._processor
+        tables = (self._running, self._by_engine_id, self._by_key)
+        theirs = (processor.request_states, processor.parent_requests, processor.external_req_ids)
+        return sum(map(len, (*tables, *theirs)))
+
     def add(
         self, request_id: str, parts: Sequence[PreparedPrompt], targets: Sequence[StreamTarget]
     ) -> tuple[RunningRequest, list[EngineCoreRequest]]:
@@ -75,6 +83,8 @@ class ArOutputs:
                 for child, parent, index in _choices(_own_copy(key, request, targets)):
                     self._processor.add_request(child, part.text, parent, index)
                     running.engine_ids.append(child.request_id)
+                    if parent is not None:
+                        running.parent_ids.add(parent.request_id)
                     self._by_engine_id[child.request_id] = running
                     to_send.append(child)
         return running, to_send
@@ -92,8 +102,8 @@ class ArOutputs:
             del self._by_engine_id[engine_id]
         alive = [i for i in running.engine_ids if self._processor.has_request(i)]
         self._processor.abort_requests(alive, internal=True)
-        for key in running.keys:
-            self._processor.parent_requests.pop(key, None)
+        for parent_id in running.parent_ids:
+            self._processor.parent_requests.pop(parent_id, None)
         return alive
 
     def process(self, message: EngineCoreOutputs) -> Processed:

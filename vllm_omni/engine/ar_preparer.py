@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from vllm.config import ModelConfig, VllmConfig
 from vllm.sampling_params import SamplingParams
 
-from vllm_omni.engine.ar_prompts import PreparedPrompt, PromptProcessor
+from vllm_omni.engine.ar_prompts import SPECIAL_TOKENS_KEY, PreparedPrompt, PromptProcessor
 from vllm_omni.inputs.prompt import OmniPrompt
 
 if TYPE_CHECKING:
@@ -61,7 +61,11 @@ class ArPreparer:
             BadRequestError: not a conversation, or the template refuses it.
         """
         rendered = await self._prompts.render_chat(messages, template_kwargs)
-        return OmniPrompt(engine_input=rendered, text=rendered.get("prompt"))
+        return OmniPrompt(
+            engine_input=rendered,
+            text=rendered.get("prompt"),
+            extra={SPECIAL_TOKENS_KEY: False},
+        )
 
     def source_context(self, params: object) -> dict[str, Any]:
         """`StreamSource.context` of a stage that this one streams its tokens to."""

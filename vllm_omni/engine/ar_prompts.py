@@ -20,6 +20,7 @@ from vllm.renderers.inputs.preprocess import parse_model_prompt
 from vllm.renderers.params import ChatParams
 from vllm.sampling_params import SamplingParams
 from vllm.tasks import GENERATION_TASKS
+from vllm.utils.mistral import is_mistral_tokenizer
 from vllm.v1.engine import EngineCoreRequest
 from vllm.v1.engine.input_processor import InputProcessor
 
@@ -27,12 +28,27 @@ from vllm_omni.core.token_streams import TARGETS_KEY
 from vllm_omni.engine.ar_checks import refuse_fatal
 from vllm_omni.engine.ar_speech import SETTINGS_KEY, SpeechPrompter, check_audio
 from vllm_omni.errors import BadRequestError, ConfigError
-from vllm_omni.inputs.prompt import AudioInput, OmniPrompt
+from vllm_omni.inputs.prompt import OmniPrompt
 
 MESSAGES_KEY: Final = "messages"
 """Key of `OmniPrompt.extra`: a conversation that the chat template is to render."""
 
 CHAT_KWARGS_KEY: Final = "chat_template_kwargs"
+SPECIAL_TOKENS_KEY: Final = "add_special_tokens"
+"""Key of `OmniPrompt.extra`: False for a text that a chat template wrote, which has its own."""
+
+_OUR_KEYS: Final = (MESSAGES_KEY, CHAT_KWARGS_KEY, SPECIAL_TOKENS_KEY, SETTINGS_KEY)
+_VLLM_KEYS: Final = (
+    "cache_salt",
+    "decoder_prompt",
+    "encoder_prompt",
+    "mm_processor_kwargs",
+    "multi_modal_data",
+    "multi_modal_uuids",
+    "prompt_embeds",
+    "prompt_is_token_ids",
+)
+"""Fields of vLLM's prompt dictionaries that may stand beside the words."""
 
 _RENDERER_RANKS: Final = itertools.count(1)
 
@@ -121,20 +137,25 @@ class PromptProcessor:
         text = options.get("prompt_text") or prompt.text or engine_input.get("prompt")
         return [PreparedPrompt([request], text)]
 
+    def _hears(self, prompt: OmniPrompt) -> bool:
+        """The prompt is audio for a speech model, whatever words stand beside it for others."""
+        return self.reads_speech and (bool(prompt.audio) or prompt.engine_input is None)
+
     async def _render(self, prompt: OmniPrompt, options: Mapping[str, Any]) -> dict[str, Any]:
         """vLLM's rendered input of a prompt in any of its forms."""
         if prompt.engine_input is not None:
             return dict(prompt.engine_input)
         if (messages := prompt.extra.get(MESSAGES_KEY)) is not None:
             return await self.render_chat(messages, prompt.extra.get(CHAT_KWARGS_KEY))
-        fields: dict[str, Any] = {**prompt.extra, **_audio_data(prompt.audio)}
+        fields = _vllm_fields(prompt)
         if prompt.token_ids is not None:
             fields["prompt_token_ids"] = list(prompt.token_ids)
         elif prompt.text is not None:
             fields["prompt"] = prompt.text
-        tok_params = self.renderer.default_cmpl_tok_params.with_kwargs(
-            **(options.get("tokenization_kwargs") or {})
-        )
+        tokenization = dict(options.get("tokenization_kwargs") or {})
+        if SPECIAL_TOKENS_KEY in prompt.extra:
+            tokenization[SPECIAL_TOKENS_KEY] = bool(prompt.extra[SPECIAL_TOKENS_KEY])
+        tok_params = self.renderer.default_cmpl_tok_params.with_kwargs(**tokenization)
         parsed = parse_model_prompt(self.model_config, fields)
         (rendered,) = await self.renderer.render_cmpl_async([parsed], tok_params)
         return dict(rendered)
@@ -151,6 +172,8 @@ class PromptProcessor:
             )
         kwargs = dict(template_kwargs) if isinstance(template_kwargs, Mapping) else {}
         kwargs.setdefault("add_generation_prompt", True)
+        # Rendered to text, which goes on beside the tokens; Mistral's template cannot.
+        kwargs.setdefault("tokenize", is_mistral_tokenizer(self.renderer.tokenizer))
         try:
             _, (rendered,) = await self.renderer.render_chat_async(
                 [messages], ChatParams(chat_template_kwargs=kwargs)
@@ -169,8 +192,10 @@ class PromptProcessor:
         assert self._speech is not None, "only called for speech models"
         if not prompt.audio:
             raise BadRequestError("this stage needs audio", field="audio")
-        defaults = (params.extra_args or {}).get(SETTINGS_KEY) or {}
-        settings = {**defaults, **prompt.extra}
+        settings: dict[str, object] = {}
+        for source in (params.extra_args or {}, prompt.extra):
+            if isinstance(given := source.get(SETTINGS_KEY), Mapping):
+                settings.update(given)
         prepared = []
         for item, audio in enumerate(prompt.audio):
             speech = await asyncio.to_thread(self._speech.prompts, audio, settings)
@@ -201,12 +226,16 @@ class PromptProcessor:
         return request
 
 
-def _audio_data(audio: tuple[AudioInput, ...]) -> dict[str, Any]:
-    """Audio as a field of vLLM's prompt, for a model that reads it beside its text."""
-    if not audio:
-        return {}
-    items = [(check_audio(item), item.sample_rate_hz) for item in audio]
-    return {"multi_modal_data": {"audio": items}}
+def _vllm_fields(prompt: OmniPrompt) -> dict[str, Any]:
+    """The prompt's fields beside its words, as vLLM's own prompt has them."""
+    unknown = set(prompt.extra) - {*_VLLM_KEYS, *_OUR_KEYS}
+    if unknown:
+        raise BadRequestError(f"a prompt has no field {min(unknown)!r}", field=min(unknown))
+    fields: dict[str, Any] = {key: prompt.extra[key] for key in _VLLM_KEYS if key in prompt.extra}
+    if prompt.audio:  # for a model that reads it beside its text
+        items = [(check_audio(item), item.sample_rate_hz) for item in prompt.audio]
+        fields["multi_modal_data"] = {**fields.get("multi_modal_data", {}), "audio": items}
+    return fields
 
 
 def as_bad_request(error: Exception, field: str = "prompt") -> BadRequestError:

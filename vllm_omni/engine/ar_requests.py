@@ -105,6 +105,8 @@ class RunningRequest:
     """Its tokens go to other replicas."""
     engine_ids: list[str] = field(default_factory=list)
     """Ids inside the core, those of `n` choices one by one."""
+    parent_ids: set[str] = field(default_factory=set)
+    """What groups the choices of one prompt."""
     keys: list[str] = field(default_factory=list)
     """What vLLM calls the external ids: one per segment."""
     deadline: asyncio.TimerHandle | None = None

@@ -22,7 +22,8 @@ from vllm_omni.errors import BadRequestError
 from vllm_omni.inputs.prompt import AudioInput
 
 SETTINGS_KEY: Final = "speech_to_text"
-"""Key of `SamplingParams.extra_args` with a stage's defaults for the settings below."""
+"""Key of `SamplingParams.extra_args` (a stage's defaults) and of `OmniPrompt.extra` (a request's
+own) for the settings below."""
 
 _SETTINGS: Final = ("language", "task_type", "request_prompt", "hotwords", "to_language")
 DECODER_PROMPT: Final = "decoder_prompt"
