@@ -53,6 +53,8 @@ class ChildShell:
         self._lock = threading.Lock()
         self._on_stop: Callable[[], None] | None = None
         self._stop_asked = False
+        self._leaving = False
+        """The main thread has seen SIGTERM and unwinds."""
         self._signals, wakeup_fd = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
         # Written by the C handler itself: a main thread about to block does not see its signal.
         signal.set_wakeup_fd(wakeup_fd, warn_on_full_buffer=False)
@@ -80,7 +82,8 @@ class ChildShell:
             logger.debug("status packet not sent: %s", error)
 
     def handle_sigterm(self, signum: int, frame: FrameType | None) -> None:
-        if self._on_stop is None:
+        if self._on_stop is None and not self._leaving:
+            self._leaving = True
             raise SystemExit(0)
 
     def beat_forever(self) -> None:
@@ -99,13 +102,21 @@ class ChildShell:
                 self._take_signals()
             elif not ready:
                 self._beat()
+                self._press_on()
                 next_beat_s = time.monotonic() + BEAT_INTERVAL_S
 
     def _take_signals(self) -> None:
-        if signal.SIGTERM in os.read(self._signals, 64):
+        if signal.SIGTERM in os.read(self._signals, 64) and not self._stop_asked:
             self._stop_asked = True
             if self._on_stop is not None:
                 self._on_stop()
+            self._press_on()
+
+    def _press_on(self) -> None:
+        """A main thread that blocked just when SIGTERM came has not run our handler: again."""
+        ours = self._on_stop is None and signal.getsignal(signal.SIGTERM) == self.handle_sigterm
+        if self._stop_asked and ours and not self._leaving:
+            signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGTERM)
 
     def _beat(self) -> None:
         times = os.times()
