@@ -60,7 +60,6 @@ class ArClient:
         process: ReplicaProcess,
         core: CoreClient,
         prompts: PromptProcessor,
-        record: Recorder | None = None,
     ) -> None:
         self.stage_id = spec.stage_id
         self.replica_id = spec.replica_id
@@ -68,10 +67,11 @@ class ArClient:
         self._has_targets = spec.has_targets
         self.resources = AsyncExitStack()
         """What `shutdown_async` gives back."""
+        self.record: Recorder | None = None
+        """Hears of what every message of the core brought."""
         self._process = process
         self._core = core
         self._prompts = prompts
-        self._record = record
         self._outputs = ArOutputs(spec.name, prompts.renderer.tokenizer)
         self._arriving: set[str] = set()
         self._expired: list[str] = []
@@ -208,8 +208,8 @@ class ArClient:
             self._metrics = ArMetrics(
                 scheduler.num_running_reqs, scheduler.num_waiting_reqs, scheduler.kv_cache_usage
             )
-        if self._record is not None:
-            self._record(scheduler, iteration)
+        if self.record is not None:
+            self.record(scheduler, iteration)
 
     def check_health(self) -> None:
         if self._dead is not None:

@@ -27,7 +27,7 @@ from vllm.v1.executor.abstract import Executor
 
 from vllm_omni.core.stage_core import run_stage_core
 from vllm_omni.distributed.run_directory import RunDirectory
-from vllm_omni.engine.ar_client import ArClient, Recorder
+from vllm_omni.engine.ar_client import ArClient
 from vllm_omni.engine.ar_config import build_vllm_config
 from vllm_omni.engine.ar_prompts import PromptProcessor
 from vllm_omni.engine.core_client import CoreClient
@@ -37,6 +37,7 @@ from vllm_omni.engine.replica_spec import ReplicaSpec
 from vllm_omni.errors import StageStartError
 from vllm_omni.inputs.prompt import AudioInput, OmniPrompt
 from vllm_omni.platforms import platform_of
+from vllm_omni.vllm_compat.stat_logger import ReplicaStatLogger
 
 logger = logging.getLogger(__name__)
 
@@ -44,7 +45,7 @@ SELF_TEST_ID: Final = "self-test"
 STOP_TIMEOUT_S: Final = 5.0
 
 
-async def start_ar_replica(spec: ReplicaSpec, record: Recorder | None = None) -> ArClient:
+async def start_ar_replica(spec: ReplicaSpec) -> ArClient:
     """Start a replica and return its client once a request went through it.
 
     Raises:
@@ -66,8 +67,10 @@ async def start_ar_replica(spec: ReplicaSpec, record: Recorder | None = None) ->
         stack.callback(prompts.shutdown)
         core = CoreClient(vllm_config, Executor.get_class(vllm_config), listeners)
         stack.callback(core.close)
-        client = ArClient(spec, process, core, prompts, record)
+        client = ArClient(spec, process, core, prompts)
         await _self_test(client, spec, prompts)
+        if not spec.engine_args.get("disable_log_stats"):
+            client.record = ReplicaStatLogger(vllm_config, spec.name).record_step
         client.resources = stack.pop_all()
     logger.info("stage %s ready in %.1f s", spec.name, time.monotonic() - began)
     return client
