@@ -103,7 +103,7 @@ def _mono_float(samples: NDArray[Any]) -> NDArray[np.float32]:
     elif samples.dtype.kind != "f":
         raise BadRequestError("audio samples are float or integer numbers", field="audio")
     if samples.ndim == 2:
-        samples = samples.mean(axis=int(samples.shape[1] < samples.shape[0]))
+        samples = samples.mean(axis=int(samples.shape[1] <= samples.shape[0]))
     if samples.ndim != 1:
         raise BadRequestError("audio samples are one channel or two", field="audio")
     return samples.astype(np.float32, copy=False)
