@@ -14,7 +14,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from tests.distributed.sides import LARGE, Side, open_and_meet
+from tests.distributed.sides import LARGE, Side, open_and_meet, round_trip
 from vllm_omni.distributed.omni_connectors import wire
 from vllm_omni.distributed.omni_connectors.base import Frame
 
@@ -125,6 +125,21 @@ def test_an_unreadable_message_harms_nobody(
         thinker.sender.push("s", b"next")
 
         assert bytes(voice.next().payload) == b"next"
+
+
+def test_a_slot_released_twice_is_free_once(
+    sides: tuple[Side, Side], caplog: pytest.LogCaptureFixture
+) -> None:
+    thinker, voice = sides
+    open_and_meet(thinker, voice, "s")
+    thinker.sender.push("s", bytes(LARGE))
+    voice.next().release()
+    again = wire.Release(voice.connector._mailbox.mailbox_id, "s", 0, [0])
+    with caplog.at_level(logging.CRITICAL):
+        send_raw(voice, thinker, wire.encode(again))
+        round_trip(thinker, voice)
+
+    assert "used=0" in repr(thinker.sender._pool)
 
 
 def test_a_place_outside_the_segment_is_not_read(sides: tuple[Side, Side]) -> None:

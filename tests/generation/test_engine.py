@@ -310,6 +310,19 @@ def test_frames_beyond_what_the_model_needs_keep_their_credit(
     assert bench.receiver.num_released == 10
 
 
+def test_an_abort_gives_the_credit_of_unread_frames_back(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(request_module, "MAX_READY_INPUTS", 1)
+    bench.listen("a", "s")
+    for _ in range(5):
+        bench.receiver.send("s", "word ")
+    bench.step()
+    bench.engine.abort(["a"])
+
+    assert bench.receiver.num_released == 5
+
+
 def test_an_abort_frees_the_request_and_its_frames(bench: Bench) -> None:
     bench.listen("a", "s")
     bench.say("b", "one two three")
@@ -349,6 +362,16 @@ def test_a_model_that_only_fails_has_to_pass_its_test_again(bench: Bench) -> Non
         bench.run()
 
     assert bench.model.num_self_tests == 1
+
+
+def test_a_success_in_between_clears_the_model(bench: Bench) -> None:
+    for i in range(MAX_FAILED_IN_A_ROW):
+        bench.say(f"bad{i}", "!raise")
+        bench.run()
+        bench.say(f"good{i}", "one")
+        bench.run()
+
+    assert bench.model.num_self_tests == 0
 
 
 def test_an_id_that_runs_already_leaves_the_first_alone(bench: Bench) -> None:
