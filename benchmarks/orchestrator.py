@@ -29,6 +29,7 @@ from typing import Any
 
 from vllm.outputs import CompletionOutput, RequestOutput
 from vllm.sampling_params import RequestOutputKind, SamplingParams
+from vllm.utils.gc_utils import freeze_gc_heap
 
 from vllm_omni.config.deploy import ResolvedConfig, ResolvedStage, ServerLimits, StageDeploy
 from vllm_omni.config.pipeline import Edge, Modality, PipelineConfig, StageConfig, StageKind, Task
@@ -59,8 +60,8 @@ class InstantEngine:
         self.stage_id = stage_id
         self.replica_id = 0
         self.num_outputs = 1
-        self.pace: asyncio.Semaphore | None = None
-        """Each step takes one permit for each of its outputs."""
+        self.is_paced = False
+        """The next step waits until every output of the last one was read."""
         self._remaining: dict[str, int] = {}
         self._waiter: asyncio.Future[None] | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -93,7 +94,7 @@ class InstantEngine:
                 del self._remaining[request_id]
             else:
                 self._remaining[request_id] = remaining - 1
-            if self.pace is not None:
+            if self.is_paced:
                 self.num_unread += 1
             yield _output(request_id, is_last=remaining == 1)
 
@@ -227,7 +228,7 @@ class Bench:
         async for output in self.omni.generate(PROMPT, sampling_params_list=self._params):
             num_outputs += 1
             num_tokens += len(output.outputs[0].token_ids)
-            if last.pace is not None:
+            if last.is_paced:
                 last.read_one()
         return num_outputs, num_tokens
 
@@ -266,9 +267,9 @@ class Bench:
         """Outputs and tokens that clients received per second."""
         last = self._engines[-1]
         last.num_outputs = 100
-        last.pace = asyncio.Semaphore() if paced else None
+        last.is_paced = paced
         seconds, outputs, tokens = await self._many(num_requests, 32)
-        last.num_outputs, last.pace = 1, None
+        last.num_outputs, last.is_paced = 1, False
         assert tokens == 100 * num_requests, "tokens were lost or doubled"
         assert not paced or outputs == tokens, "a paced output was merged"
         return outputs / seconds, tokens / seconds
@@ -288,7 +289,7 @@ def _rss_mb() -> float:
 
 async def measure(scale: float) -> dict[str, float]:
     bench = Bench()
-    bench.omni.start()
+    freeze_gc_heap()  # as vLLM's server does once it is up
     async with bench.omni:
         await bench.requests_per_s(int(4000 * scale))  # warm
         latency = await bench.latency_ms(int(2000 * scale))
@@ -296,6 +297,7 @@ async def measure(scale: float) -> dict[str, float]:
         paced, _ = await bench.streamed_per_s(int(640 * scale), paced=True)
         _, free = await bench.streamed_per_s(int(640 * scale), paced=False)
         growth = await bench.rss_growth_mb(int(20000 * scale))
+    gc.unfreeze()
     return {
         "latency_ms_p50_c1": round(latency, 4),
         "requests_per_s": round(requests),

@@ -411,9 +411,7 @@ def fake_omni(
     """
     launcher = FakeLauncher(clients, preparers or {})
     config = fake_config(pipeline, [len(replicas) for replicas in clients], limits)
-    omni = AsyncOmni(config=config, launcher=launcher, metrics=metrics)
-    omni.start()
-    return omni
+    return AsyncOmni(config=config, launcher=launcher, metrics=metrics)
 
 
 async def settle(rounds: int = 20) -> None:

@@ -39,13 +39,22 @@ class AsyncOmni(RequestStreams, EngineMethods, EngineClient):
         stage_overrides: Sequence[str] = (),
         launcher: StageLauncher | None = None,
         metrics: EngineMetrics | None = None,
+        start: bool = True,
         **engine_options: object,
     ) -> None:
-        """Resolve the configuration. Start with `start()`, or use `AsyncOmni.create`.
+        """Load a pipeline and start all its stages; blocks, as vLLM's own engine does.
+
+        `AsyncOmni.create` does the same without blocking the loop.
 
         Args:
             model: model folder; or give a `config` that was resolved already.
+            deploy_config: YAML that says where and how the stages run.
+            stage_overrides: `NAME.FIELD=VALUE`, as after `--stage` on the command line.
+            start: False: `start()` is called later.
             engine_options: options of the server and of vLLM's engine, by their own names.
+
+        Raises:
+            OmniError: an option is wrong or a stage did not start; nothing is left running.
         """
         if (model is None) == (config is None):
             raise ConfigError("AsyncOmni takes either a model or a resolved config")
@@ -60,6 +69,8 @@ class AsyncOmni(RequestStreams, EngineMethods, EngineClient):
         super().__init__(config, launcher=launcher, metrics=metrics)
         self._internal_ids: dict[str, list[str]] = {}
         self._names = itertools.count()
+        if start:
+            self.start()
 
     def __repr__(self) -> str:
         return f"<AsyncOmni {self.pipeline.model_type} {self.engine!r}>"
@@ -71,7 +82,7 @@ class AsyncOmni(RequestStreams, EngineMethods, EngineClient):
         Raises:
             OmniError: a stage did not start; everything is stopped again.
         """
-        omni = await asyncio.to_thread(cls, *args, **kwargs)
+        omni = await asyncio.to_thread(cls, *args, **kwargs, start=False)
         starting = asyncio.get_running_loop().run_in_executor(None, omni.start)
         try:
             await asyncio.shield(starting)
@@ -95,6 +106,7 @@ class AsyncOmni(RequestStreams, EngineMethods, EngineClient):
             await self._board.stop()
 
     def start(self) -> None:
+        """Start every stage; blocks until all are ready. Repeatable."""
         super().start()
         chat = self.pipeline.entries.get(Task.CHAT)
         if chat is None:

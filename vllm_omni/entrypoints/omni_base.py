@@ -60,11 +60,13 @@ class OmniBase:
         self._all_outputs = _reachable_outputs(config.pipeline)
 
     def start(self) -> None:
-        """Start every replica and preparer, side by side; returns when all are ready.
+        """Start every replica and preparer, side by side; returns when all are ready. Repeatable.
 
         Raises:
             OmniError: the first that failed; whatever had started is stopped again.
         """
+        if self._preparers:
+            return
         ready = self.engine.start()
         try:
             with concurrent.futures.ThreadPoolExecutor(thread_name_prefix="preparer") as threads:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncGenerator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Sequence
 from dataclasses import dataclass, field
 from typing import TypeAlias, cast
 
@@ -57,8 +57,11 @@ class Wish:
     @property
     def num_choices(self) -> int:
         """Places the request takes. Params that are impossible are refused later."""
-        given = (self.sampling_params, *(self.sampling_params_list or ()))
-        return max((one.n for one in given if isinstance(one, SamplingParams)), default=1)
+        num = 1
+        for given in (self.sampling_params, *(self.sampling_params_list or ())):
+            if isinstance(given, SamplingParams) and given.n > num:
+                num = given.n
+        return num
 
 
 class RequestStreams(OmniBase):
@@ -178,7 +181,7 @@ class RequestStreams(OmniBase):
 
     async def _parse(self, prompt: object, task: Task) -> OmniPrompt:
         """A prompt in any form as an OmniPrompt, checked as far as no stage is needed."""
-        if isinstance(prompt, Mapping) and "messages" in prompt:
+        if isinstance(prompt, dict) and "messages" in prompt:
             if task is not Task.CHAT:
                 raise BadRequestError("only a chat takes messages", field="prompt")
             chat = cast(TextPreparer, self.preparer(self.pipeline.entries[Task.CHAT]))
