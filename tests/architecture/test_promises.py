@@ -14,7 +14,8 @@ from tools.architecture.checks import CHECKS
 ROOT: Final = Path(__file__).parents[2]
 Tree = Callable[[dict[str, str]], Path]
 
-_DOCUMENTED_FUNCTION: Final = (
+_DOCSTRING: Final = '    """Says.\n\n    Much.\n    """\n'
+_DOCUMENTED_FUNCTION: Final = f"def f() -> None:\n{_DOCSTRING}" + "    g()\n" * 59
     'def f() -> None:\n    """Says.\n\n    Much.\n    """\n' + "    g()\n" * 59
 )
 _LONG_FUNCTION: Final = "def f() -> None:\n" + "    print()\n" * 60
