@@ -22,6 +22,7 @@ from collections.abc import Callable, Mapping
 from types import FrameType
 from typing import IO
 
+from vllm_omni import envs
 from vllm_omni.engine.process_status import (
     Beat,
     Progress,
@@ -191,6 +192,7 @@ def _prepare_process(spec: ReplicaSpec) -> None:
         )
     )
     logging.basicConfig(level=logging.INFO, handlers=[handler])
+    logging.getLogger("vllm_omni").setLevel(envs.log_level() or logging.INFO)
 
 
 def _rss_bytes() -> int:
