@@ -16,8 +16,6 @@ Tree = Callable[[dict[str, str]], Path]
 
 _DOCSTRING: Final = '    """Says.\n\n    Much.\n    """\n'
 _DOCUMENTED_FUNCTION: Final = f"def f() -> None:\n{_DOCSTRING}" + "    g()\n" * 59
-    'def f() -> None:\n    """Says.\n\n    Much.\n    """\n' + "    g()\n" * 59
-)
 _LONG_FUNCTION: Final = "def f() -> None:\n" + "    print()\n" * 60
 _MODEL: Final = {"vllm_omni/model_executor/models/singer/pipeline.py": ""}
 
