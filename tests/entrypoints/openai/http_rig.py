@@ -20,6 +20,7 @@ import uvicorn
 from fastapi import FastAPI
 from openai import AsyncOpenAI
 from vllm.entrypoints.launchers.launcher import NoSignalServer
+from vllm.logprobs import Logprob
 from vllm.sampling_params import RequestOutputKind, SamplingParams
 
 from tests.fakes import (
@@ -73,7 +74,11 @@ def answers(*pieces: str, reason: str = "stop") -> Script:
         texts = pieces if is_stream else ("".join(pieces),)
         for i, text in enumerate(texts):
             last = i == len(texts) - 1
-            yield text_output(request.request_id, text, finished=last, reason=reason)
+            output = text_output(request.request_id, text, finished=last, reason=reason)
+            if request.params.logprobs is not None:
+                for completion in output.text.outputs:
+                    completion.logprobs = [{7: Logprob(-0.5, 1, "x")} for _ in completion.token_ids]
+            yield output
 
     return script
 

@@ -6,6 +6,7 @@ from argparse import Namespace
 from typing import TYPE_CHECKING, Any
 
 from fastapi import APIRouter, FastAPI
+from fastapi.routing import APIRoute
 from vllm import envs
 from vllm.entrypoints.launchers.api_server.app_state import init_app_state
 from vllm.entrypoints.launchers.app import build_app
@@ -52,7 +53,7 @@ async def build_omni_app(args: Namespace, omni: AsyncOmni, pool: MediaPool) -> F
     await init_app_state(client, app.state, args, tasks)
     _extend_state(args, app, omni, pool)
     for router in _ROUTERS:
-        _include_first(app, router)
+        _include_instead(app, router)
     # vLLM's builder has stacked its middleware already; stacked anew it takes in ours.
     app.middleware_stack = None
     install_error_handlers(app)
@@ -122,9 +123,21 @@ def _chat_arguments(args: Namespace, app: FastAPI) -> dict[str, Any]:
     }
 
 
-def _include_first(app: FastAPI, router: APIRouter) -> None:
-    """Include a router before vLLM's: the first route that matches serves."""
-    num_before = len(app.router.routes)
+def _include_instead(app: FastAPI, router: APIRouter) -> None:
+    """Include a router in the place of vLLM's routes of the same path and methods."""
+    before = list(app.router.routes)
     app.include_router(router)
-    ours = app.router.routes[num_before:]
-    app.router.routes[:] = ours + app.router.routes[:num_before]
+    ours = app.router.routes[len(before) :]
+    taken = {
+        (route.path, method)
+        for route in ours
+        if isinstance(route, APIRoute)
+        for method in route.methods
+    }
+    kept = [
+        route
+        for route in before
+        if not isinstance(route, APIRoute)
+        or any((route.path, method) not in taken for method in route.methods)
+    ]
+    app.router.routes[:] = ours + kept

@@ -16,6 +16,7 @@ from vllm.engine.protocol import EngineClient
 from vllm_omni.config.pipeline import Task
 from vllm_omni.entrypoints.openai.params import check_extra_args
 from vllm_omni.entrypoints.openai.request_scope import RequestScope, RequestStream
+from vllm_omni.errors import BadRequestError
 from vllm_omni.inputs.prompt import OmniPrompt
 
 if TYPE_CHECKING:
@@ -89,6 +90,13 @@ class OmniEngineClient(EngineClient):  # type: ignore[misc]
 
     def check_admission(self, n: int = 1, request_id: str | None = None) -> None:
         self._omni.check_admission(n)
+
+    def check_places(self, n: int, field: str) -> None:
+        """Refuse what even an idle server could not admit, then what this one cannot now."""
+        limit = self._omni.limits.max_in_flight
+        if n > limit:
+            raise BadRequestError(f"at most {limit} answers at once, not {n}", field=field)
+        self.check_admission(n)
 
     async def check_health(self) -> None:
         await self._omni.check_health()

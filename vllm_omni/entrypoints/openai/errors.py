@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from http import HTTPStatus
 from typing import Any, Final
 
+import fastapi
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from pydantic import ValidationError
@@ -93,6 +94,8 @@ def describe(exc: BaseException) -> HttpError:
         return _describe_validation(exc)
     if isinstance(exc, HTTPException):
         status = HTTPStatus(exc.status_code)
+        if status is HTTPStatus.UNPROCESSABLE_ENTITY:
+            status = HTTPStatus.BAD_REQUEST
         return HttpError(status, str(exc.detail), status.phrase, _code_of(status))
     if isinstance(exc, EngineDeadError):
         return describe(StageUnavailableError("the stage that does this has no live replica"))
@@ -138,6 +141,7 @@ def install_error_handlers(app: FastAPI) -> None:
         RequestValidationError,
         ValidationError,
         HTTPException,
+        fastapi.HTTPException,
         VLLMError,
         ValueError,
         TypeError,

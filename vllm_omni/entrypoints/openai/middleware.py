@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Awaitable
 from http import HTTPStatus
 from typing import Final
@@ -66,16 +67,17 @@ class BodyLimitMiddleware:
                 raise _BodyTooLargeError
             return message
 
-        async def noted_send(message: Message) -> None:
+        async def bounded_send(message: Message) -> None:
+            # What a handler makes of the broken-off body is not what the client should read.
             nonlocal has_started
-            has_started = True
-            await send(message)
+            if num_bytes <= self._max_bytes:
+                has_started = True
+                await send(message)
 
-        try:
-            await self._app(scope, bounded_receive, noted_send)
-        except _BodyTooLargeError:
-            if not has_started:
-                await self._refuse(scope, receive, send)
+        with contextlib.suppress(_BodyTooLargeError):
+            await self._app(scope, bounded_receive, bounded_send)
+        if num_bytes > self._max_bytes and not has_started:
+            await self._refuse(scope, receive, send)
 
     async def _refuse(self, scope: Scope, receive: Receive, send: Send) -> None:
         error = HttpError(

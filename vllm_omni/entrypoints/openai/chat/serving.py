@@ -93,7 +93,7 @@ class OmniServingChat(OmniErrorsMixin, OpenAIServingChat):  # type: ignore[misc]
         parts = self._take_audio(body)
         request = parse_model(OmniChatRequest, body)
         bound = self._bound_to(request, parts)
-        self.engine_client.check_admission(request.n or 1)
+        self.engine_client.check_places(request.n or 1, "n")
         bound._scope.audio = await bound._load(parts)
         try:
             answer = answer_of(await bound.create_chat_completion(request, raw_request))

@@ -26,6 +26,11 @@ class OmniServingCompletion(OmniErrorsMixin, OpenAIServingCompletion):  # type: 
     ) -> CompletionResponse | EventStream:
         """Complete a prompt; a stream is returned when its first output is there."""
         request = parse_model(CompletionRequest, body)
+        prompts = request.prompt
+        is_batch = isinstance(prompts, list) and not all(isinstance(one, int) for one in prompts)
+        self.engine_client.check_places(
+            (request.n or 1) * (len(prompts) if is_batch else 1), "prompt" if is_batch else "n"
+        )
         scope = RequestScope()
         bound = copy.copy(self)
         bound.engine_client = self.engine_client.for_request(scope)

@@ -4,12 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from vllm.v1.engine.exceptions import EngineDeadError
 
-if TYPE_CHECKING:
-    from vllm_omni.entrypoints.omni_base import OmniBase
+from vllm_omni.entrypoints.omni_base import OmniBase
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,8 +32,9 @@ def health_of(omni: OmniBase) -> HealthReport:
         stage.name: "dead" if stage.name in dead else "ready" for stage in omni.pipeline.stages
     }
     try:
-        omni.check_health()
+        OmniBase.check_health(omni)
     except EngineDeadError as exc:
         named = f" ({', '.join(dead)})" if dead else ""
-        return HealthReport(stages, f"{exc}{named}")
+        # vLLM's class puts a sentence of its own before what it was raised with.
+        return HealthReport(stages, f"{exc.args[-1]}{named}")
     return HealthReport(stages, None)

@@ -22,6 +22,7 @@ _MIN_RATE_HZ: Final = 1_000
 _MAX_RATE_HZ: Final = 384_000
 _MAX_CHANNELS: Final = 8
 _BLOCK_FRAMES: Final = 1 << 16
+_UNKNOWN_FRAMES: Final = 1 << 40
 _CONTAINERS: Final = {
     "wav": ("wav",),
     "mp3": ("mp3",),
@@ -114,8 +115,9 @@ def _read_with_soundfile(
     with soundfile.SoundFile(io.BytesIO(media.data)) as file:
         _check_shape(media, file.samplerate, file.channels)
         bound = int(limits.max_s * file.samplerate)
-        length_known = 0 < file.frames < 1 << 40
-        if length_known and file.frames > bound:
+        if file.frames >= _UNKNOWN_FRAMES:
+            return _read_with_av(media, limits)  # a streamed FLAC, which libsndfile cannot end
+        if file.frames > bound:
             raise _too_long(media, limits)
         blocks: list[NDArray[np.float32]] = []
         num_frames = 0
@@ -125,7 +127,7 @@ def _read_with_soundfile(
             if num_frames > bound:
                 raise _too_long(media, limits)
         # MP3 and Ogg headers only estimate the length; the other formats state it.
-        if length_known and file.format in ("WAV", "FLAC") and num_frames < file.frames:
+        if file.format in ("WAV", "FLAC") and num_frames < file.frames:
             raise BadRequestError("the audio file is cut off", field=media.field)
         return (np.concatenate(blocks) if blocks else np.zeros(0, np.float32)), file.samplerate
 

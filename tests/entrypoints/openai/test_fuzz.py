@@ -1,0 +1,111 @@
+"""Every field of every request with every wrong type: a refusal or an answer, never a 500."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any, Final
+
+import pytest
+from vllm.entrypoints.openai.completion.protocol import CompletionRequest
+
+from tests.entrypoints.openai.http_rig import Rig, TextParts, audio_part, say, serving, wav_base64
+from vllm_omni.entrypoints.openai.chat.protocol import OmniChatRequest
+from vllm_omni.entrypoints.openai.speech.protocol import SpeechRequest
+
+WRONG: Final[list[object]] = [
+    None,
+    True,
+    -1,
+    2**70,
+    1.5,
+    "",
+    "\u0000\ud7ff",
+    [],
+    [None],
+    ["a", 1],
+    {},
+    {"a": {"b": [1]}},
+]
+PART_FIELDS: Final = ("type", "text", "input_audio", "audio_url", "data", "format", "url")
+CHAT: Final = say(
+    content=[{"type": "text", "text": "hi"}, audio_part(wav_base64(160))],
+    modalities=["text", "audio"],
+    audio={"voice": "default", "format": "wav"},
+)
+
+
+def paths(value: object, path: tuple[str | int, ...] = ()) -> Iterator[tuple[str | int, ...]]:
+    """Every place in a JSON value."""
+    items: Any = ()
+    if isinstance(value, dict):
+        items = value.items()
+    elif isinstance(value, list):
+        items = enumerate(value)
+    for key, item in items:
+        yield (*path, key)
+        yield from paths(item, (*path, key))
+
+
+def replaced(value: Any, path: tuple[str | int, ...], new: object) -> Any:
+    """A copy of a JSON value with one place replaced."""
+    if not path:
+        return new
+    head, *rest = path
+    copy = dict(value) if isinstance(value, dict) else list(value)
+    copy[head] = replaced(value[head], tuple(rest), new)
+    return copy
+
+
+async def send(rig: Rig, url: str, body: object) -> None:
+    response = await rig.http.post(url, json=body)
+    assert response.status_code < 500 or response.status_code == 501, (body, response.text)
+    if response.status_code >= 400:
+        error = response.json()["error"]
+        assert isinstance(error["code"], str), error
+        assert error["message"]
+
+
+@pytest.mark.parametrize("field", sorted({*OmniChatRequest.model_fields, "metadata", "store"}))
+async def test_chat_fields(text_parts: TextParts, field: str) -> None:
+    async with serving(text_parts) as rig:
+        for wrong in WRONG:
+            await send(rig, "/v1/chat/completions", {**say(), field: wrong})
+
+
+async def test_every_place_of_a_spoken_chat(text_parts: TextParts) -> None:
+    from tests.entrypoints.openai.http_rig import answers
+
+    async with serving(text_parts) as rig:
+        rig.asr.script = answers("words")
+        for path in list(paths(CHAT)):
+            for wrong in WRONG:
+                await send(rig, "/v1/chat/completions", replaced(CHAT, path, wrong))
+
+
+@pytest.mark.parametrize("field", sorted(CompletionRequest.model_fields))
+async def test_completion_fields(text_parts: TextParts, field: str) -> None:
+    async with serving(text_parts) as rig:
+        for wrong in WRONG:
+            await send(rig, "/v1/completions", {"prompt": "hi", field: wrong})
+
+
+@pytest.mark.parametrize("field", sorted({*SpeechRequest.model_fields, "extra"}))
+async def test_speech_fields(text_parts: TextParts, field: str) -> None:
+    async with serving(text_parts) as rig:
+        for wrong in WRONG:
+            await send(rig, "/v1/audio/speech", {"input": "Hello.", field: wrong})
+
+
+@pytest.mark.parametrize(
+    "url", ["/v1/chat/completions", "/v1/completions", "/v1/audio/speech", "/v1/responses"]
+)
+async def test_bodies_that_are_no_object(text_parts: TextParts, url: str) -> None:
+    headers = {"content-type": "application/json"}
+    async with serving(text_parts) as rig:
+        for wrong in WRONG:
+            if not isinstance(wrong, dict):
+                await send(rig, url, wrong)
+        for raw in (b"", b"{", b"\xff\xfe", b"[" * 100_000, b'{"a":1}x', b"NaN"):
+            response = await rig.http.post(url, content=raw, headers=headers)
+            assert response.status_code == 400, (raw[:20], response.text)
+            assert isinstance(response.json()["error"]["code"], str)

@@ -1,0 +1,164 @@
+"""/v1/audio/transcriptions over a tiny recogniser's real configuration and fake replicas."""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import AsyncIterator
+from types import SimpleNamespace
+from typing import Any
+
+import httpx
+import pytest
+
+from tests.entrypoints.openai.http_rig import (
+    Rig,
+    TextParts,
+    answers,
+    openai_client,
+    parse_events,
+    serving,
+    wav_base64,
+)
+from tests.fakes import failure_output
+from tests.tiny_models import make_tiny_whisper
+from vllm_omni.config.deploy import ServerLimits
+from vllm_omni.entrypoints.openai.transcriptions.subtitles import to_srt, to_vtt
+
+URL = "/v1/audio/transcriptions"
+RECORDING = base64.b64decode(wav_base64(16000))
+
+
+@pytest.fixture(scope="module")
+def parts(text_parts: TextParts, tmp_path_factory: pytest.TempPathFactory) -> TextParts:
+    from vllm.engine.arg_utils import AsyncEngineArgs
+
+    from vllm_omni.engine.ar_preparer import ArPreparer
+
+    model_dir = make_tiny_whisper(tmp_path_factory.mktemp("whisper"))
+    config = AsyncEngineArgs(model=str(model_dir), dtype="float32").create_engine_config()
+    return TextParts(text_parts.args, text_parts.preparer, ArPreparer("asr", config))
+
+
+@pytest.fixture
+async def rig(parts: TextParts) -> AsyncIterator[Rig]:
+    limits = ServerLimits(max_audio_bytes=200_000, max_audio_s=40.0)
+    async with serving(parts, limits=limits) as rig:
+        rig.asr.script = answers("what", " I", " said")
+        yield rig
+
+
+async def transcribe(rig: Rig, data: bytes = RECORDING, **fields: Any) -> httpx.Response:
+    return await rig.http.post(
+        URL, files={"file": ("a.wav", data)}, data={"model": "tiny", "language": "en", **fields}
+    )
+
+
+async def test_json(rig: Rig) -> None:
+    response = await transcribe(rig)
+
+    assert response.status_code == 200, response.text
+    assert response.json()["text"] == "what I said"
+    assert response.json()["usage"] == {"type": "duration", "seconds": 1}
+    assert len(rig.asr.added) == 1
+    assert not rig.thinker.added
+
+
+async def test_text_is_plain(rig: Rig) -> None:
+    response = await transcribe(rig, response_format="text")
+
+    assert response.text == "what I said\n"
+    assert response.headers["content-type"].startswith("text/plain")
+
+
+async def test_a_long_recording_is_several_prompts(rig: Rig) -> None:
+    response = await transcribe(rig, base64.b64decode(wav_base64(35 * 2000, 2000)))
+
+    assert response.status_code == 200, response.text
+    assert response.json()["text"] == "what I said what I said"
+
+
+async def test_it_streams(rig: Rig) -> None:
+    response = await transcribe(rig, stream="true")
+
+    *chunks, done = parse_events(response.text)
+    text = "".join(chunk["choices"][0]["delta"]["content"] for chunk in chunks)
+    assert text.split() == ["what", "I", "said"]
+    assert done == "[DONE]"
+
+
+async def test_the_official_client_reads_it(rig: Rig) -> None:
+    async with openai_client(rig) as client:
+        answer = await client.audio.transcriptions.create(
+            model="tiny", file=("a.wav", RECORDING), language="en"
+        )
+        text: Any = await client.audio.transcriptions.create(
+            model="tiny", file=("a.wav", RECORDING), language="en", response_format="text"
+        )
+
+    assert answer.text == "what I said"
+    assert text == "what I said\n"
+
+
+@pytest.mark.parametrize(
+    ("data", "fields", "param"),
+    [
+        (b"", {}, "file"),
+        (b"no audio", {}, "file"),
+        (RECORDING[:20000], {}, "file"),
+        (b"RIFF" + b"\0" * 60, {}, "file"),
+        (bytes(200_001), {}, "file"),
+        (base64.b64decode(wav_base64(41 * 2000, 2000)), {}, "file"),
+        (RECORDING, {"response_format": "papyrus"}, "response_format"),
+        (RECORDING, {"temperature": "warm"}, "temperature"),
+        (RECORDING, {"model": "nope"}, "model"),
+        (RECORDING, {"language": "klingon"}, None),
+    ],
+)
+async def test_what_cannot_be_transcribed_is_refused(
+    rig: Rig, data: bytes, fields: dict[str, Any], param: str | None
+) -> None:
+    response = await transcribe(rig, data, **fields)
+
+    assert response.status_code == (404 if "model" in fields else 400), response.text
+    error = response.json()["error"]
+    assert error["param"] == param, error
+    assert isinstance(error["code"], str)
+    assert not rig.asr.added
+
+
+async def test_a_form_without_a_file_is_refused(rig: Rig) -> None:
+    for data in ({}, {"file": "not an upload"}):
+        response = await rig.http.post(URL, data={"model": "tiny", **data})
+        assert response.status_code == 400, response.text
+        assert "file" in response.json()["error"]["message"]
+        assert response.json()["error"]["code"] == "invalid_request"
+
+
+@pytest.mark.parametrize("stream", ["false", "true"])
+async def test_a_failure_has_a_status(rig: Rig, stream: str) -> None:
+    rig.asr.script = lambda request: [failure_output(request.request_id, "it broke")]
+
+    response = await transcribe(rig, stream=stream)
+
+    assert response.status_code == 500
+    assert response.json()["error"]["code"] == "request_failed"
+
+
+async def test_a_model_that_does_not_transcribe_says_so(text_parts: TextParts) -> None:
+    async with serving(text_parts) as rig:
+        response = await transcribe(rig)
+
+    assert response.status_code == 400
+    assert response.json()["error"]["param"] == "model"
+
+
+def test_subtitles() -> None:
+    segments = [
+        SimpleNamespace(start=0.0, end=1.25, text=" Hello."),
+        SimpleNamespace(start=3599.9996, end=3661.5, text="Bye."),
+    ]
+
+    assert to_srt(segments) == (
+        "1\n00:00:00,000 --> 00:00:01,250\nHello.\n\n2\n01:00:00,000 --> 01:01:01,500\nBye.\n\n"
+    )
+    assert to_vtt(segments).startswith("WEBVTT\n\n00:00:00.000 --> 00:00:01.250\nHello.\n\n")
