@@ -8,6 +8,7 @@ from array import array
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import numpy as np
 import pytest
 from tokenizers import Tokenizer
 
@@ -15,7 +16,7 @@ from vllm_omni.distributed.omni_connectors.base import Frame
 from vllm_omni.engine.bridge import StreamEnd
 from vllm_omni.engine.messages import StageOutput, StreamSource
 from vllm_omni.errors import BadRequestError
-from vllm_omni.inputs.prompt import OmniPrompt
+from vllm_omni.inputs.prompt import AudioInput, OmniPrompt
 from vllm_omni.model_executor.models.smol_voice.bridges import (
     AUDIO_PLACEHOLDER,
     NOTHING_HEARD,
@@ -123,29 +124,16 @@ def test_bytes_that_are_no_text_do_not_end_the_stream(tokenizer_dir: Path) -> No
 
 
 def test_a_transcript_takes_the_place_of_its_audio() -> None:
-    prompt = OmniPrompt(text=f"A: {AUDIO_PLACEHOLDER} B: {AUDIO_PLACEHOLDER}")
+    audio = AudioInput(np.zeros(1, dtype=np.float32), 16_000)
+    prompt = OmniPrompt(
+        text=f"A: {AUDIO_PLACEHOLDER} B: {AUDIO_PLACEHOLDER}",
+        engine_input={"type": "token"},
+        audio=(audio, audio),
+    )
 
     filled = insert_transcripts(prompt, heard(" one ", "two"))
 
-    assert filled.text == "A: one B: two"
-    assert filled.audio == ()
-
-
-def test_transcripts_go_into_messages() -> None:
-    messages = [
-        {"role": "system", "content": "Be brief."},
-        {"role": "user", "content": [{"type": "text", "text": AUDIO_PLACEHOLDER}]},
-        {"role": "user", "content": f"{AUDIO_PLACEHOLDER}!"},
-    ]
-
-    filled = insert_transcripts(OmniPrompt(extra={"messages": messages}), heard("one", "two"))
-
-    assert filled.extra["messages"] == [
-        {"role": "system", "content": "Be brief."},
-        {"role": "user", "content": [{"type": "text", "text": "one"}]},
-        {"role": "user", "content": "two!"},
-    ]
-    assert messages[2]["content"] == f"{AUDIO_PLACEHOLDER}!"
+    assert filled == OmniPrompt(text="A: one B: two")
 
 
 @pytest.mark.parametrize("text", ["none", f"{AUDIO_PLACEHOLDER}", f"{AUDIO_PLACEHOLDER}" * 3])

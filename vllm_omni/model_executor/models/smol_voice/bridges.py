@@ -11,7 +11,7 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Final, cast
+from typing import TYPE_CHECKING, Final
 
 from vllm_omni.errors import BadRequestError
 from vllm_omni.inputs.prompt import OmniPrompt
@@ -45,24 +45,18 @@ def insert_transcripts(
     """
     (outputs,) = upstream.values()
     transcripts = [_words(output) for output in outputs]
-    extra = dict(prompt.extra)
-    messages = extra.get("messages")
-    source = prompt.text if messages is None else messages
-    if source is None:
+    if prompt.text is None:
         raise BadRequestError("audio can only be put into a prompt of text", field="prompt")
-    found = _count(source)
+    found = prompt.text.count(AUDIO_PLACEHOLDER)
     if found != len(transcripts):
         raise BadRequestError(
             f"the prompt has {found} placeholders {AUDIO_PLACEHOLDER} for "
             f"{len(transcripts)} audio items",
             field="messages",
         )
-    rest = list(transcripts)
-    if messages is None:
-        text = cast(str, _filled(source, rest))
-        return replace(prompt, text=text, token_ids=None, engine_input=None, audio=())
-    extra["messages"] = _filled(messages, rest)
-    return replace(prompt, token_ids=None, engine_input=None, audio=(), extra=extra)
+    before, *rest = prompt.text.split(AUDIO_PLACEHOLDER)
+    text = before + "".join(words + after for words, after in zip(transcripts, rest, strict=True))
+    return replace(prompt, text=text, token_ids=None, engine_input=None, audio=())
 
 
 def _words(output: StageOutput) -> str:
@@ -70,29 +64,6 @@ def _words(output: StageOutput) -> str:
     text = completions[0].text if completions else ""
     # A recogniser's text must not open or close a turn of the conversation.
     return _SPECIAL.sub(" ", text).strip() or NOTHING_HEARD
-
-
-def _count(value: object) -> int:
-    match value:
-        case str():
-            return value.count(AUDIO_PLACEHOLDER)
-        case Mapping():
-            return sum(_count(item) for item in value.values())
-        case list() | tuple():
-            return sum(_count(item) for item in value)
-    return 0
-
-
-def _filled(value: object, transcripts: list[str]) -> object:
-    """A copy of a text, or of messages that hold texts, with placeholders replaced in order."""
-    match value:
-        case str():
-            return re.sub(re.escape(AUDIO_PLACEHOLDER), lambda _: transcripts.pop(0), value)
-        case Mapping():
-            return {key: _filled(item, transcripts) for key, item in value.items()}
-        case list() | tuple():
-            return [_filled(item, transcripts) for item in value]
-    return value
 
 
 @functools.lru_cache(maxsize=4)

@@ -64,6 +64,13 @@ PIPELINE: Final = PipelineConfig(
                 "max_model_len": 2048,
                 "kv_cache_memory_bytes": 512 * _MIB,
             },
+            default_params={
+                "temperature": 0.2,
+                "top_p": 0.9,
+                # A model this small repeats itself without end otherwise.
+                "repetition_penalty": 1.1,
+                "max_tokens": 256,
+            },
         ),
         StageConfig(
             name="voice",
