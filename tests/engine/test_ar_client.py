@@ -207,6 +207,20 @@ async def test_a_utility_answers_and_an_unknown_one_fails(thinker: Requests) -> 
         await thinker.client.call_utility_async("no_such_method")
 
 
+async def test_two_hundred_requests_ended_every_way_leave_nothing(thinker: Requests) -> None:
+    prompt = OmniPrompt(token_ids=PROMPT)
+    await thinker.run("before", prompt, greedy(2))
+    files = open_files(os.getpid()), open_files(thinker.client.pid)
+    for i in range(100):
+        await thinker.submit(f"left{i}", prompt, greedy(400))
+        await thinker.run(f"done{i}", prompt, greedy(1))
+        await thinker.client.abort_requests_async([f"left{i}"])
+
+    await nothing_runs(thinker)
+    assert repr(thinker.client) == "<ArClient thinker/0 live requests=0>"
+    assert (open_files(os.getpid()), open_files(thinker.client.pid)) == files
+
+
 async def test_an_idle_core_uses_next_to_no_cpu(thinker: Requests) -> None:
     await nothing_runs(thinker)
     before = cpu_s(thinker.client.pid)
@@ -226,6 +240,10 @@ async def nothing_runs(thinker: Requests) -> None:
 async def still_serves(thinker: Requests) -> None:
     output = await thinker.run("probe", OmniPrompt(token_ids=PROMPT), greedy(1))
     assert len(output.outputs[0].token_ids) == 1
+
+
+def open_files(pid: int) -> int:
+    return len(os.listdir(f"/proc/{pid}/fd"))
 
 
 def cpu_s(pid: int) -> float:

@@ -48,6 +48,16 @@ def test_replicas_share_the_cores_evenly_and_each_has_one() -> None:
     assert platform.default_devices(3, 2) == ("cpu", "cpu")
 
 
+def test_several_ranks_on_one_memory_node_are_not_bound(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("VLLM_CPU_OMP_THREADS_BIND", raising=False)
+    platform = CpuPlatform()
+
+    assert platform.child_env(("cpu",)) == {}
+    assert platform.child_env(("cpu", "cpu")) == {"VLLM_CPU_OMP_THREADS_BIND": "nobind"}
+    monkeypatch.setenv("VLLM_CPU_OMP_THREADS_BIND", "0|1")
+    assert platform.child_env(("cpu", "cpu")) == {}
+
+
 def test_preparing_a_process_may_be_repeated() -> None:
     CpuPlatform().prepare_process()
     CpuPlatform().prepare_process()

@@ -7,6 +7,8 @@ import platform
 
 from vllm_omni.platforms import Device
 
+_BIND = "VLLM_CPU_OMP_THREADS_BIND"
+
 
 class CpuPlatform:
     """This host's processor as a device."""
@@ -17,7 +19,10 @@ class CpuPlatform:
         return (Device("cpu", _memory_bytes()),)
 
     def child_env(self, devices: tuple[str, ...]) -> dict[str, str]:
-        return {}
+        if len(devices) == 1 or _BIND in os.environ:
+            return {}
+        # vLLM would bind each rank to a memory node of its own and refuse to start with fewer.
+        return {_BIND: "nobind"}
 
     def default_devices(self, replica: int, world_size: int) -> tuple[str, ...]:
         return ("cpu",) * world_size

@@ -5,7 +5,10 @@ from __future__ import annotations
 import importlib
 from typing import Final
 
-EVERYWHERE: Final = ("vllm_omni.vllm_compat.torchvision_ops",)
+EVERYWHERE: Final = (
+    "vllm_omni.vllm_compat.onednn_isa",
+    "vllm_omni.vllm_compat.torchvision_ops",
+)
 """Modules with a repeatable, cheap `install()`."""
 
 
