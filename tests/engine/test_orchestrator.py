@@ -126,7 +126,7 @@ async def test_speech_in_text_and_speech_out() -> None:
         text, audio = await rig.outputs()
         assert (text.stage_id, text.timings) == (1, None)
         assert audio.timings is not None
-        assert list(audio.timings) == ["asr", "voice", "thinker"]
+        assert list(audio.timings) == ["asr", "thinker", "voice"]
 
 
 @pytest.mark.parametrize(

@@ -93,10 +93,12 @@ async def test_create_starts_without_blocking_the_loop() -> None:
 
 async def test_create_that_fails_stops_what_had_started() -> None:
     clients = [[FakeStageClient()], [FakeStageClient()]]
-    launcher = FakeLauncher(clients, start_errors={"s1/0": StageStartError("no weights")})
+    preparers = {"s0": FakePreparer(), "s1": FakePreparer()}
+    launcher = FakeLauncher(clients, preparers, {"s1/0": StageStartError("no weights")})
     with pytest.raises(StageStartError, match="no weights"):
         await AsyncOmni.create(config=fake_config(chain_pipeline(2)), launcher=launcher)
     assert clients[0][0].shutdown_calls == 1
+    assert [preparer.shutdown_calls for preparer in preparers.values()] == [1, 1]
 
 
 async def test_create_that_is_cancelled_stops_what_had_started() -> None:

@@ -93,11 +93,13 @@ class OrchestratorRequestState(msgspec.Struct, gc=False):
     def timings(self) -> dict[str, StageTimings]:
         """By stage name, in seconds since arrival."""
         arrival, first, finished = self.arrival_s, self.first_output_ts, self.finished_ts
+        submitted = self.stage_submit_ts
         return {
-            self.plan.stages[stage_id].name: StageTimings(
-                submitted_s=submitted - arrival,
+            stage.name: StageTimings(
+                submitted_s=submitted[stage_id] - arrival,
                 first_output_s=first[stage_id] - arrival if stage_id in first else None,
                 finished_s=finished[stage_id] - arrival if stage_id in finished else None,
             )
-            for stage_id, submitted in self.stage_submit_ts.items()
+            for stage_id, stage in self.plan.stages.items()
+            if stage_id in submitted
         }

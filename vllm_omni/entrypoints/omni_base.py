@@ -68,9 +68,10 @@ class OmniBase:
         if self._preparers:
             return
         ready = self.engine.start()
+        made: list[concurrent.futures.Future[StagePreparer]] = []
         try:
             with concurrent.futures.ThreadPoolExecutor(thread_name_prefix="preparer") as threads:
-                made = [
+                made += [
                     threads.submit(self._launcher.make_preparer, stage, self.config)
                     for stage in self.config.stages
                 ]
@@ -80,10 +81,11 @@ class OmniBase:
                 )
                 for future in done:
                     future.result()
-            self._preparers = [future.result() for future in made]
         except BaseException:
+            self._preparers = [one.result() for one in made if one.done() and not one.exception()]
             self.shutdown()
             raise
+        self._preparers = [one.result() for one in made]
 
     def shutdown(self, timeout: float | None = None) -> None:
         """Stop everything; running requests get `timeout` seconds to end. Repeatable."""
