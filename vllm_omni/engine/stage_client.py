@@ -71,8 +71,11 @@ class StageClient(Protocol):
 class ReplicaMetrics(Protocol):
     """What a replica says of itself."""
 
-    num_running: int
-    num_waiting: int
+    @property
+    def num_running(self) -> int: ...
+
+    @property
+    def num_waiting(self) -> int: ...
 
 
 class StagePreparer(Protocol):

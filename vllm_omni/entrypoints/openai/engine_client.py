@@ -58,6 +58,8 @@ class OmniEngineClient(EngineClient):  # type: ignore[misc]
                 engine_input=prompt,
                 text=text if isinstance(text, str) else None,
                 audio=scope.audio,
+                # A chat template wrote the text: its special tokens stand in it already.
+                extra={"add_special_tokens": False} if scope.audio else {},
             ),
             sampling_params,
             request_id,
