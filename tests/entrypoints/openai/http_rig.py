@@ -141,6 +141,14 @@ class Rig:
     thinker_preparer: FakePreparer
     pool: MediaPool
 
+    def reset(self) -> None:
+        """As new, for the next test of a module that shares it. Replicas must be alive."""
+        self.asr.script, self.thinker.script, self.voice.script = None, answers(*HELLO), speaks()
+        for client in (self.asr, self.thinker, self.voice):
+            client.added.clear()
+            client.abort_calls.clear()
+        self.omni.check_admission(self.omni.limits.max_in_flight)
+
     async def chat(self, **fields: object) -> httpx.Response:
         return await self.http.post("/v1/chat/completions", json=say(**fields))
 
@@ -212,7 +220,10 @@ class _LiveServer(NoSignalServer):
 async def live(rig: Rig) -> AsyncIterator[str]:
     """The rig's app behind uvicorn on loopback, for what must really stream; yields its URL."""
     sock = socket.create_server(("127.0.0.1", 0))
-    config = uvicorn.Config(rig.app, log_level="warning", timeout_graceful_shutdown=1)
+    # Without vLLM's lifespan, which takes the app apart at its end: tests share it.
+    config = uvicorn.Config(
+        rig.app, log_level="warning", lifespan="off", timeout_graceful_shutdown=1
+    )
     server = _LiveServer(config)
     rig.app.state.server = server
     serving_task = asyncio.create_task(server.serve(sockets=[sock]))

@@ -9,6 +9,7 @@ from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
+import pytest_asyncio
 
 from tests.entrypoints.openai.http_rig import (
     HELLO_TEXT,
@@ -25,11 +26,19 @@ from tests.fakes import eventually, says
 from vllm_omni.config.deploy import ServerLimits
 from vllm_omni.inputs.speech import SpeechParams
 
+pytestmark = pytest.mark.asyncio(loop_scope="module")
 
-@pytest.fixture
-async def rig(text_parts: TextParts) -> AsyncIterator[Rig]:
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def shared(text_parts: TextParts) -> AsyncIterator[Rig]:
     async with serving(text_parts) as rig:
         yield rig
+
+
+@pytest.fixture
+def rig(shared: Rig) -> Rig:
+    shared.reset()
+    return shared
 
 
 def samples_of(wav: bytes) -> bytes:
@@ -199,12 +208,13 @@ async def test_several_recordings_keep_their_order(rig: Rig) -> None:
     assert prompt.text.count(PLACEHOLDER) == 2
 
 
-async def test_text_answers_need_no_voice(rig: Rig) -> None:
-    rig.voice.crash()
-    await eventually(lambda: "voice" in rig.omni.dead_stages())
+async def test_text_answers_need_no_voice(text_parts: TextParts) -> None:
+    async with serving(text_parts) as rig:
+        rig.voice.crash()
+        await eventually(lambda: "voice" in rig.omni.dead_stages())
 
-    assert (await rig.chat()).status_code == 200
-    spoken = await rig.chat(modalities=["audio"])
+        assert (await rig.chat()).status_code == 200
+        spoken = await rig.chat(modalities=["audio"])
     assert spoken.status_code == 503
     assert spoken.json()["error"]["code"] == "stage_unavailable"
     assert spoken.headers["retry-after"]

@@ -2,13 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
 from typing import Any, Final
 
 import pytest
+import pytest_asyncio
 from vllm.entrypoints.openai.completion.protocol import CompletionRequest
 
-from tests.entrypoints.openai.http_rig import Rig, TextParts, audio_part, say, serving, wav_base64
+from tests.entrypoints.openai.http_rig import (
+    Rig,
+    TextParts,
+    answers,
+    audio_part,
+    say,
+    serving,
+    wav_base64,
+)
 from vllm_omni.entrypoints.openai.chat.protocol import OmniChatRequest
 from vllm_omni.entrypoints.openai.speech.protocol import SpeechRequest
 
@@ -26,7 +35,6 @@ WRONG: Final[list[object]] = [
     {},
     {"a": {"b": [1]}},
 ]
-PART_FIELDS: Final = ("type", "text", "input_audio", "audio_url", "data", "format", "url")
 CHAT: Final = say(
     content=[{"type": "text", "text": "hi"}, audio_part(wav_base64(160))],
     modalities=["text", "audio"],
@@ -65,47 +73,49 @@ async def send(rig: Rig, url: str, body: object) -> None:
         assert error["message"]
 
 
-@pytest.mark.parametrize("field", sorted({*OmniChatRequest.model_fields, "metadata", "store"}))
-async def test_chat_fields(text_parts: TextParts, field: str) -> None:
-    async with serving(text_parts) as rig:
-        for wrong in WRONG:
-            await send(rig, "/v1/chat/completions", {**say(), field: wrong})
+pytestmark = pytest.mark.asyncio(loop_scope="module")
 
 
-async def test_every_place_of_a_spoken_chat(text_parts: TextParts) -> None:
-    from tests.entrypoints.openai.http_rig import answers
-
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def rig(text_parts: TextParts) -> AsyncIterator[Rig]:
     async with serving(text_parts) as rig:
         rig.asr.script = answers("words")
-        for path in list(paths(CHAT)):
-            for wrong in WRONG:
-                await send(rig, "/v1/chat/completions", replaced(CHAT, path, wrong))
+        yield rig
+
+
+@pytest.mark.parametrize("field", sorted({*OmniChatRequest.model_fields, "metadata", "store"}))
+async def test_chat_fields(rig: Rig, field: str) -> None:
+    for wrong in WRONG:
+        await send(rig, "/v1/chat/completions", {**say(), field: wrong})
+
+
+async def test_every_place_of_a_spoken_chat(rig: Rig) -> None:
+    for path in list(paths(CHAT)):
+        for wrong in WRONG:
+            await send(rig, "/v1/chat/completions", replaced(CHAT, path, wrong))
 
 
 @pytest.mark.parametrize("field", sorted(CompletionRequest.model_fields))
-async def test_completion_fields(text_parts: TextParts, field: str) -> None:
-    async with serving(text_parts) as rig:
-        for wrong in WRONG:
-            await send(rig, "/v1/completions", {"prompt": "hi", field: wrong})
+async def test_completion_fields(rig: Rig, field: str) -> None:
+    for wrong in WRONG:
+        await send(rig, "/v1/completions", {"prompt": "hi", field: wrong})
 
 
 @pytest.mark.parametrize("field", sorted({*SpeechRequest.model_fields, "extra"}))
-async def test_speech_fields(text_parts: TextParts, field: str) -> None:
-    async with serving(text_parts) as rig:
-        for wrong in WRONG:
-            await send(rig, "/v1/audio/speech", {"input": "Hello.", field: wrong})
+async def test_speech_fields(rig: Rig, field: str) -> None:
+    for wrong in WRONG:
+        await send(rig, "/v1/audio/speech", {"input": "Hello.", field: wrong})
 
 
 @pytest.mark.parametrize(
     "url", ["/v1/chat/completions", "/v1/completions", "/v1/audio/speech", "/v1/responses"]
 )
-async def test_bodies_that_are_no_object(text_parts: TextParts, url: str) -> None:
+async def test_bodies_that_are_no_object(rig: Rig, url: str) -> None:
     headers = {"content-type": "application/json"}
-    async with serving(text_parts) as rig:
-        for wrong in WRONG:
-            if not isinstance(wrong, dict):
-                await send(rig, url, wrong)
-        for raw in (b"", b"{", b"\xff\xfe", b"[" * 100_000, b'{"a":1}x', b"NaN"):
-            response = await rig.http.post(url, content=raw, headers=headers)
-            assert response.status_code == 400, (raw[:20], response.text)
-            assert isinstance(response.json()["error"]["code"], str)
+    for wrong in WRONG:
+        if not isinstance(wrong, dict):
+            await send(rig, url, wrong)
+    for raw in (b"", b"{", b"\xff\xfe", b"[" * 100_000, b'{"a":1}x', b"NaN"):
+        response = await rig.http.post(url, content=raw, headers=headers)
+        assert response.status_code == 400, (raw[:20], response.text)
+        assert isinstance(response.json()["error"]["code"], str)

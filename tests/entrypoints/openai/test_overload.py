@@ -104,6 +104,7 @@ async def test_health_answers_while_two_minutes_are_encoded(
         rig.voice.script = speaks_pcm(*[tone(22050)] * 120)
         watch = LoopWatch()
         watching = asyncio.create_task(watch.run())
+        began_s = time.monotonic()
         encoding = asyncio.create_task(
             rig.chat(modalities=["audio"], audio={"format": form, "voice": "default"})
         )
@@ -112,13 +113,14 @@ async def test_health_answers_while_two_minutes_are_encoded(
             num_healthy += (await rig.http.get("/health")).status_code == 200
             await asyncio.sleep(0.02)
         watching.cancel()
+        elapsed_s = time.monotonic() - began_s
 
         answer = await encoding
         data = base64.b64decode(answer.json()["choices"][0]["message"]["audio"]["data"])
         assert len(data) > 100_000
         assert num_healthy > 0
-        # Encoding takes seconds in all; what the loop does of it is copying a few megabytes.
-        assert watch.worst_s < 0.3
+        # Were it done on the loop, the loop would be away for nearly all of the time.
+        assert watch.worst_s < max(0.3, elapsed_s / 2)
 
 
 async def test_health_answers_while_a_recording_is_decoded(text_parts: TextParts) -> None:
@@ -131,4 +133,4 @@ async def test_health_answers_while_a_recording_is_decoded(text_parts: TextParts
         watching.cancel()
 
         assert response.status_code == 200, response.text
-        assert watch.worst_s < 0.5
+        assert watch.worst_s < 1.0

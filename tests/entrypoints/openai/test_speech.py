@@ -12,6 +12,7 @@ from contextlib import asynccontextmanager
 import av
 import httpx
 import pytest
+import pytest_asyncio
 import soundfile
 
 from tests.entrypoints.openai.http_rig import (
@@ -32,11 +33,21 @@ from vllm_omni.outputs.media import AudioChunk
 URL = "/v1/audio/speech"
 
 
-@pytest.fixture
-async def rig(text_parts: TextParts) -> AsyncIterator[Rig]:
-    async with serving(text_parts, limits=ServerLimits(max_speech_chars=40)) as rig:
-        rig.voice.script = speaks_pcm(tone(3000), tone(2000))
+pytestmark = pytest.mark.asyncio(loop_scope="module")
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def shared(text_parts: TextParts) -> AsyncIterator[Rig]:
+    limits = ServerLimits(max_speech_chars=40)
+    async with serving(text_parts, limits=limits) as rig:
         yield rig
+
+
+@pytest.fixture
+def rig(shared: Rig) -> Rig:
+    shared.reset()
+    shared.voice.script = speaks_pcm(tone(3000), tone(2000))
+    return shared
 
 
 @asynccontextmanager

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import base64
 from collections.abc import AsyncIterator
-from types import SimpleNamespace
 from typing import Any
 
 import httpx
 import pytest
+import pytest_asyncio
 
 from tests.entrypoints.openai.http_rig import (
     Rig,
@@ -22,7 +22,6 @@ from tests.entrypoints.openai.http_rig import (
 from tests.fakes import failure_output
 from tests.tiny_models import make_tiny_whisper
 from vllm_omni.config.deploy import ServerLimits
-from vllm_omni.entrypoints.openai.transcriptions.subtitles import to_srt, to_vtt
 
 URL = "/v1/audio/transcriptions"
 RECORDING = base64.b64decode(wav_base64(16000))
@@ -39,12 +38,21 @@ def parts(text_parts: TextParts, tmp_path_factory: pytest.TempPathFactory) -> Te
     return TextParts(text_parts.args, text_parts.preparer, ArPreparer("asr", config))
 
 
-@pytest.fixture
-async def rig(parts: TextParts) -> AsyncIterator[Rig]:
+pytestmark = pytest.mark.asyncio(loop_scope="module")
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def shared(parts: TextParts) -> AsyncIterator[Rig]:
     limits = ServerLimits(max_audio_bytes=200_000, max_audio_s=40.0)
     async with serving(parts, limits=limits) as rig:
-        rig.asr.script = answers("what", " I", " said")
         yield rig
+
+
+@pytest.fixture
+def rig(shared: Rig) -> Rig:
+    shared.reset()
+    shared.asr.script = answers("what", " I", " said")
+    return shared
 
 
 async def transcribe(rig: Rig, data: bytes = RECORDING, **fields: Any) -> httpx.Response:
@@ -150,15 +158,3 @@ async def test_a_model_that_does_not_transcribe_says_so(text_parts: TextParts) -
 
     assert response.status_code == 400
     assert response.json()["error"]["param"] == "model"
-
-
-def test_subtitles() -> None:
-    segments = [
-        SimpleNamespace(start=0.0, end=1.25, text=" Hello."),
-        SimpleNamespace(start=3599.9996, end=3661.5, text="Bye."),
-    ]
-
-    assert to_srt(segments) == (
-        "1\n00:00:00,000 --> 00:00:01,250\nHello.\n\n2\n01:00:00,000 --> 01:01:01,500\nBye.\n\n"
-    )
-    assert to_vtt(segments).startswith("WEBVTT\n\n00:00:00.000 --> 00:00:01.250\nHello.\n\n")
