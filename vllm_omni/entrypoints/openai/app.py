@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from argparse import Namespace
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from fastapi import APIRouter, FastAPI
@@ -11,7 +12,8 @@ from vllm import envs
 from vllm.entrypoints.launchers.api_server.app_state import init_app_state
 from vllm.entrypoints.launchers.app import build_app
 
-from vllm_omni.config.pipeline import Task
+from vllm_omni.config.pipeline import PipelineConfig, Task
+from vllm_omni.engine.ar_speech import SETTINGS_KEY
 from vllm_omni.entrypoints.openai.capabilities import Capabilities
 from vllm_omni.entrypoints.openai.chat.api_router import router as chat_router
 from vllm_omni.entrypoints.openai.chat.serving import ChatMedia, OmniServingChat
@@ -88,11 +90,21 @@ def _extend_state(args: Namespace, app: FastAPI, omni: AsyncOmni, pool: MediaPoo
     if Task.TRANSCRIPTION in omni.config.pipeline.entries:
         state.openai_serving_transcription = OmniServingTranscription(
             AudioLimits(limits.max_audio_bytes, limits.max_audio_s),
+            default_language=_default_language(omni.config.pipeline),
             engine_client=OmniEngineClient(omni, Task.TRANSCRIPTION),
             models=state.openai_serving_models,
             request_logger=state.openai_serving_chat.request_logger,
             enable_force_include_usage=args.enable_force_include_usage,
         )
+
+
+def _default_language(pipeline: PipelineConfig) -> str | None:
+    """The language that the pipeline's recogniser expects unless a request says otherwise."""
+    stage = pipeline.stages[pipeline.stage_id(pipeline.entries[Task.TRANSCRIPTION])]
+    extra_args = stage.default_params.get("extra_args")
+    settings = extra_args.get(SETTINGS_KEY, {}) if isinstance(extra_args, Mapping) else {}
+    language = settings.get("language")
+    return str(language) if language else None
 
 
 def _chat_arguments(args: Namespace, app: FastAPI) -> dict[str, Any]:

@@ -29,14 +29,19 @@ class OmniServingTranscription(OmniErrorsMixin, OpenAIServingTranscription):  # 
 
     engine_client: OmniEngineClient
 
-    def __init__(self, limits: AudioLimits, **kwargs: Any) -> None:
+    def __init__(
+        self, limits: AudioLimits, *, default_language: str | None = None, **kwargs: Any
+    ) -> None:
+        """`default_language` is what a request without one speaks; None: vLLM listens for it."""
         self.limits = limits
+        self.default_language = default_language
         super().__init__(**kwargs)
 
     async def create(
         self, data: bytes, request: TranscriptionRequest, raw_request: Request
     ) -> TranscriptionResponseVariant | EventStream:
         """Transcribe a file; a stream is returned when its first output is there."""
+        request.language = request.language or self.default_language
         scope = RequestScope()
         bound = copy.copy(self)
         bound.engine_client = self.engine_client.for_request(scope)

@@ -239,7 +239,7 @@ def tokenizer_config(ids: Mapping[str, int]) -> dict[str, object]:
         "pad_token": end,
         "unk_token": end,
         "model_max_length": 1024,
-        "clean_up_tokenization_spaces": True,
+        "clean_up_tokenization_spaces": False,
         "errors": "replace",
     }
 

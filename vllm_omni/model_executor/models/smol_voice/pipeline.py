@@ -49,7 +49,10 @@ PIPELINE: Final = PipelineConfig(
                 "max_tokens": 224,
                 # The recogniser knows English only and was trained without language tokens.
                 "extra_args": {
-                    "speech_to_text": {"decoder_prompt": "<|startoftranscript|><|notimestamps|>"}
+                    "speech_to_text": {
+                        "language": "en",
+                        "decoder_prompt": "<|startoftranscript|><|notimestamps|>",
+                    }
                 },
             },
         ),
