@@ -102,8 +102,9 @@ async def test_overload_is_refused_before_anything_is_prepared() -> None:
             reader.cancel()
         await asyncio.wait(readers)
         stages.omni.check_admission()
-        with pytest.raises(OverloadedError):
+        with pytest.raises(BadRequestError, match="n=3 choices") as raised:
             stages.omni.check_admission(n=3)
+        assert raised.value.field == "n"
         stages.thinker.script = says("free again")
         assert await collect(stages.omni.generate("hi", DELTA))
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from vllm_omni.engine.metrics_protocol import EngineMetrics
-from vllm_omni.errors import OverloadedError
+from vllm_omni.errors import BadRequestError, OverloadedError
 
 
 class Admission:
@@ -15,7 +15,16 @@ class Admission:
         self._metrics = metrics
 
     def check(self, num: int = 1) -> None:
-        """Raise OverloadedError when `num` more would not fit."""
+        """Refuse what would not fit.
+
+        Raises:
+            BadRequestError: `num` would never fit, however long the caller waits.
+            OverloadedError: `num` more do not fit now.
+        """
+        if num > self.max_in_flight:
+            raise BadRequestError(
+                f"n={num} choices; this server runs {self.max_in_flight} at once", field="n"
+            )
         if self.in_flight + num > self.max_in_flight:
             self._metrics.request_rejected("overloaded")
             raise OverloadedError(
