@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import dataclasses
 import io
 import wave
 from collections.abc import AsyncIterator
@@ -19,6 +20,7 @@ from tests.entrypoints.openai.http_rig import (
     answers,
     audio_part,
     serving,
+    speaking_pipeline,
     speaks_pcm,
     tone,
 )
@@ -351,3 +353,25 @@ async def test_reasoning_is_not_spoken(text_parts: TextParts) -> None:
 
     assert response.status_code == 400
     assert response.json()["error"]["param"] == "modalities"
+
+
+async def test_the_stages_own_defaults_stand_under_the_request(text_parts: TextParts) -> None:
+    pipeline = speaking_pipeline()
+    asr, thinker, voice = pipeline.stages
+    thinker = dataclasses.replace(thinker, default_params={"temperature": 0.2, "max_tokens": 9})
+    asr = dataclasses.replace(asr, default_params={"extra_args": {"speech_to_text": {"a": 1}}})
+    changed = dataclasses.replace(pipeline, stages=(asr, thinker, voice))
+    async with serving(text_parts, pipeline=changed) as rig:
+        rig.asr.script = answers("words")
+        await rig.chat()
+        await rig.chat(temperature=0.7, max_tokens=20)
+        await rig.chat(content=[audio_part()], sampling_params_list=[{"seed": 3}, None, None])
+        await rig.http.post("/v1/completions", json={"prompt": "hi"})
+
+        requests: Any = [request.params for request in rig.thinker.added]
+        recogniser: Any = rig.asr.added[0].params
+    seen = [(params.temperature, params.max_tokens) for params in requests]
+    # Completions have a limit of OpenAI's own when they name none.
+    assert seen == [(0.2, 9), (0.7, 20), (0.2, 9), (0.2, 16)]
+    assert recogniser.seed == 3
+    assert recogniser.extra_args == {"speech_to_text": {"a": 1}}

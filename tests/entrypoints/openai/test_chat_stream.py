@@ -252,7 +252,9 @@ async def test_leaving_aborts_every_stage(rig: Rig, modalities: list[str]) -> No
     rig.omni.check_admission(rig.omni.limits.max_in_flight)
 
 
-async def test_leaving_before_the_first_output_aborts_too(rig: Rig) -> None:
+async def test_leaving_before_the_first_output_aborts_too(
+    rig: Rig, caplog: pytest.LogCaptureFixture
+) -> None:
     rig.thinker.script = None
     async with live(rig) as url:
         for is_stream in (True, False):
@@ -262,3 +264,4 @@ async def test_leaving_before_the_first_output_aborts_too(rig: Rig) -> None:
         await eventually(lambda: len(rig.thinker.abort_calls) == 2)
 
     assert [ids for call in rig.thinker.abort_calls for ids in call] == rig.thinker.added_ids
+    assert not [record for record in caplog.records if record.levelname == "ERROR"]

@@ -76,9 +76,11 @@ def _extend_state(args: Namespace, app: FastAPI, omni: AsyncOmni, pool: MediaPoo
     state.omni_models = models
     state.omni_speech = SpeechServing(omni, capabilities, models, pool, limits)
     state.openai_serving_chat = OmniServingChat(media, **_chat_arguments(args, app))
+    pipeline = omni.config.pipeline
     state.openai_serving_completion = OmniServingCompletion(
-        state.engine_client,
-        state.openai_serving_models,
+        pipeline.stages[pipeline.stage_id(state.engine_client.stage)].default_params,
+        engine_client=state.engine_client,
+        models=state.openai_serving_models,
         online_renderer=state.online_renderer,
         request_logger=state.openai_serving_chat.request_logger,
         return_tokens_as_token_ids=args.return_tokens_as_token_ids,

@@ -17,7 +17,8 @@ from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from pydantic import ValidationError
 from starlette.exceptions import HTTPException
-from starlette.responses import JSONResponse
+from starlette.requests import ClientDisconnect
+from starlette.responses import JSONResponse, Response
 from vllm.entrypoints.serve.engine.protocol import ErrorResponse
 from vllm.entrypoints.serve.exception_handling.error_response import create_error_response
 from vllm.entrypoints.serve.exception_handling.handlers.validation import clean_loc_for_param
@@ -42,6 +43,7 @@ _CODES: Final = {
 }
 _VALIDATION_FRAMES: Final = frozenset({"request_body_to_args", "request_params_to_args"})
 _MAX_MESSAGE_CHARS: Final = 500
+_CLIENT_CLOSED_REQUEST: Final = 499
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,6 +157,12 @@ def install_error_handlers(app: FastAPI) -> None:
     )
     for kind in kinds:
         app.add_exception_handler(kind, handle)
+    app.add_exception_handler(ClientDisconnect, _nobody_listens)
+
+
+async def _nobody_listens(request: Request, exc: Exception) -> Response:
+    """The client left; the status is for the access log only."""
+    return Response(status_code=_CLIENT_CLOSED_REQUEST)
 
 
 def _code_of(status: HTTPStatus) -> str:

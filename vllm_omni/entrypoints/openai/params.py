@@ -55,6 +55,7 @@ def stage_params(stage: StageConfig, entry: Mapping[str, Any], index: int) -> Sa
         raise BadRequestError(
             f"params of stage {stage.name!r} cannot be set here", field=f"{LIST_FIELD}[{index}]"
         )
+    _refuse_unknown(entry, SAMPLING_FIELDS | {"detokenize"}, index)
     return _sampling_params({**stage.default_params, **entry}, index)
 
 
@@ -77,7 +78,6 @@ def check_extra_args(params: SamplingParams) -> None:
 
 
 def _sampling_params(values: Mapping[str, Any], index: int) -> SamplingParams:
-    _refuse_unknown(values, SAMPLING_FIELDS | {"detokenize"}, index)
     known = dict(values)
     if "max_completion_tokens" in known:
         known["max_tokens"] = known.pop("max_completion_tokens")

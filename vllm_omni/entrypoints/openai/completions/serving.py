@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from vllm.entrypoints.openai.completion.protocol import CompletionRequest, CompletionResponse
@@ -20,6 +21,14 @@ class OmniServingCompletion(OmniErrorsMixin, OpenAIServingCompletion):  # type: 
     """One instance serves; a shallow copy of it is bound to each request."""
 
     engine_client: OmniEngineClient
+
+    def __init__(self, defaults: Mapping[str, Any], **kwargs: Any) -> None:
+        """`defaults` are the stage's own, under what a request says."""
+        super().__init__(**kwargs)
+        self.default_sampling_params: dict[str, Any] = {
+            **self.model_config.get_diff_sampling_param(),
+            **defaults,
+        }
 
     async def create(
         self, body: dict[str, Any], raw_request: Request

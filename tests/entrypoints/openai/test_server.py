@@ -1,0 +1,188 @@
+"""`serve` from the port to the last signal, over fake replicas."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import os
+import signal
+import socket
+from argparse import Namespace
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import httpx
+import pytest
+
+from tests.entrypoints.openai.http_rig import (
+    HELLO,
+    RenderingPreparer,
+    TextParts,
+    answers,
+    say,
+    speaking_pipeline,
+)
+from tests.fakes import FakeStageClient, eventually, fake_config, fake_omni, speaks, text_output
+from vllm_omni.config.deploy import ResolvedConfig, ServerLimits
+from vllm_omni.entrypoints.async_omni import AsyncOmni
+from vllm_omni.entrypoints.openai.server import serve
+from vllm_omni.errors import ConfigError, StageStartError
+
+LIMITS = ServerLimits(drain_timeout_s=5.0)
+
+
+def free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as sock:
+        return int(sock.getsockname()[1])
+
+
+class Served:
+    """A running `serve` and what is behind it."""
+
+    def __init__(self, args: Namespace, thinker: FakeStageClient) -> None:
+        self.url = f"http://127.0.0.1:{args.port}"
+        self.thinker = thinker
+        self.config: ResolvedConfig = fake_config(speaking_pipeline(), limits=LIMITS)
+        self.task = asyncio.create_task(serve(args, self.config))
+        self.omni: AsyncOmni | None = None
+
+    async def is_up(self) -> None:
+        async with httpx.AsyncClient(trust_env=False) as http:
+            while True:
+                assert not self.task.done(), self.task
+                try:
+                    assert (await http.get(f"{self.url}/health")).status_code == 200
+                except httpx.ConnectError:
+                    await asyncio.sleep(0.02)
+                else:
+                    return
+
+
+@pytest.fixture
+def args(text_parts: TextParts) -> Namespace:
+    return Namespace(**{**vars(text_parts.args), "host": "127.0.0.1", "port": free_port()})
+
+
+@asynccontextmanager
+async def served(
+    args: Namespace, text_parts: TextParts, monkeypatch: pytest.MonkeyPatch
+) -> AsyncIterator[Served]:
+    thinker = FakeStageClient(answers(*HELLO))
+    preparer = RenderingPreparer(text_parts.preparer)
+    server = Served(args, thinker)
+
+    async def create(*, config: ResolvedConfig, **kwargs: Any) -> AsyncOmni:
+        server.omni = fake_omni(
+            config.pipeline,
+            [[FakeStageClient()], [thinker], [FakeStageClient(speaks())]],
+            limits=config.limits,
+            preparers={"thinker": preparer, "asr": preparer},
+        )
+        return server.omni
+
+    monkeypatch.setattr(AsyncOmni, "create", create)
+    try:
+        await server.is_up()
+        yield server
+    finally:
+        if not server.task.done():
+            server.task.cancel()
+            await asyncio.gather(server.task, return_exceptions=True)
+
+
+async def test_the_first_signal_lets_running_requests_finish(
+    args: Namespace, text_parts: TextParts, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with served(args, text_parts, monkeypatch) as server:
+        server.thinker.script = None
+        async with httpx.AsyncClient(trust_env=False, timeout=10) as http:
+            running = asyncio.create_task(
+                http.post(f"{server.url}/v1/chat/completions", json=say())
+            )
+            await eventually(lambda: bool(server.thinker.added))
+            os.kill(os.getpid(), signal.SIGTERM)
+            await refuses_connections(server.url)
+            assert not server.task.done()
+            request_id = server.thinker.added[0].request_id
+            server.thinker.emit(text_output(request_id, "late", finished=True))
+            response = await running
+        await asyncio.wait_for(server.task, 10)
+
+    assert response.json()["choices"][0]["message"]["content"] == "late"
+    assert server.omni is not None
+    assert not server.omni.is_running
+    assert server.thinker.shutdown_calls == 1
+
+
+async def test_the_second_signal_ends_at_once(
+    args: Namespace, text_parts: TextParts, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with served(args, text_parts, monkeypatch) as server:
+        server.thinker.script = None
+        async with httpx.AsyncClient(trust_env=False, timeout=10) as http:
+            running = asyncio.create_task(
+                http.post(f"{server.url}/v1/chat/completions", json=say())
+            )
+            await eventually(lambda: bool(server.thinker.added))
+            os.kill(os.getpid(), signal.SIGINT)
+            await refuses_connections(server.url)
+            os.kill(os.getpid(), signal.SIGINT)
+            # Well below the time that running requests would get.
+            await asyncio.wait_for(server.task, 3)
+            await asyncio.gather(running, return_exceptions=True)
+
+    assert server.omni is not None
+    assert not server.omni.is_running
+
+
+async def refuses_connections(url: str) -> None:
+    async with httpx.AsyncClient(trust_env=False) as http:
+        while True:
+            try:
+                await http.get(f"{url}/health")
+            except httpx.TransportError:
+                return
+            await asyncio.sleep(0.02)
+
+
+@pytest.mark.filterwarnings("ignore::ResourceWarning")  # vLLM leaves the unbound socket to the GC
+async def test_a_port_in_use_is_one_clear_line(args: Namespace) -> None:
+    taken = socket.create_server(("127.0.0.1", args.port))
+    with taken, pytest.raises(ConfigError, match=f"cannot listen on 127.0.0.1:{args.port}"):
+        await serve(args, fake_config(speaking_pipeline()))
+    gc.collect()
+
+
+async def test_a_stage_that_fails_at_start_ends_the_server(
+    args: Namespace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def create(**kwargs: Any) -> AsyncOmni:
+        raise StageStartError("stage 'voice': the weights are missing")
+
+    monkeypatch.setattr(AsyncOmni, "create", create)
+    with pytest.raises(StageStartError, match="weights are missing"):
+        await serve(args, fake_config(speaking_pipeline()))
+    socket.create_server(("127.0.0.1", args.port)).close()
+
+
+async def test_a_signal_while_stages_start_ends_the_server(
+    args: Namespace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begun, ended = asyncio.Event(), asyncio.Event()
+
+    async def create(**kwargs: Any) -> AsyncOmni:
+        begun.set()
+        try:
+            await asyncio.Event().wait()
+        finally:
+            ended.set()
+        raise AssertionError("unreachable")
+
+    monkeypatch.setattr(AsyncOmni, "create", create)
+    serving = asyncio.create_task(serve(args, fake_config(speaking_pipeline())))
+    await begun.wait()
+    os.kill(os.getpid(), signal.SIGTERM)
+    await asyncio.wait_for(serving, 5)
+
+    assert ended.is_set()
