@@ -99,10 +99,11 @@ def test_a_list_of_params_is_one_for_each_stage() -> None:
     with omni:
         thinker, voice = SamplingParams(max_tokens=5), SpeechParams(speed=1.5)
         omni.generate(["p"], [None, thinker, voice], use_tqdm=False)
-        given = clients[1].added[0].params
-        assert isinstance(given, SamplingParams)
-        assert given.max_tokens == 5
-        assert clients[2].added[0].params == voice
+        omni.generate(["p"], sampling_params_list=[None, thinker, voice], use_tqdm=False)
+        for request in clients[1].added:
+            assert isinstance(request.params, SamplingParams)
+            assert request.params.max_tokens == 5
+        assert [request.params for request in clients[2].added] == [voice, voice]
 
 
 def test_only_what_is_wanted_runs() -> None:

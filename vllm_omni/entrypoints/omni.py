@@ -90,6 +90,7 @@ class Omni(RequestStreams):
         prompts: object,
         sampling_params: object = None,
         *,
+        sampling_params_list: Sequence[object] | None = None,
         task: Task = Task.CHAT,
         output_modalities: Sequence[str] | None = None,
         speech: SpeechParams | None = None,
@@ -104,6 +105,7 @@ class Omni(RequestStreams):
                 `{"messages": ...}` or OmniPrompts.
             sampling_params: for the stage that does the task; or a list with one entry for each
                 stage of the pipeline, None for the default.
+            sampling_params_list: that list, by its name in `AsyncOmni.generate`.
             output_modalities: what is wanted; None: all that the pipeline writes.
             speech: for the stages that speak.
 
@@ -113,14 +115,15 @@ class Omni(RequestStreams):
         if self._closed:
             raise EngineStoppedError("this Omni was shut down")
         batch = _as_batch(prompts)
-        is_per_stage = isinstance(sampling_params, list | tuple)
+        if isinstance(sampling_params, list | tuple):
+            sampling_params, sampling_params_list = None, sampling_params
 
         def wish() -> Wish:
             return Wish(
                 task=task,
                 output_modalities=output_modalities,
-                sampling_params=None if is_per_stage else sampling_params,
-                sampling_params_list=sampling_params if is_per_stage else None,  # type: ignore[arg-type]
+                sampling_params=sampling_params,
+                sampling_params_list=sampling_params_list,
                 speech=speech,
                 final_only=True,
             )
