@@ -64,9 +64,7 @@ class OrchestratorRequestState(msgspec.Struct, gc=False):
 
         A session's stage gets a prompt with every turn, any other stage one.
         """
-        if self.open_companions or (
-            target in self.stage_submit_ts and not self.streaming_enabled
-        ):
+        if self.open_companions or (target in self.stage_submit_ts and not self.streaming_enabled):
             return False
         finished = self.finished_ts
         for source in self.plan.stages[target].prompt_sources:  # noqa: SIM110  twice as fast
