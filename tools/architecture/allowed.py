@@ -16,7 +16,7 @@ BROAD_EXCEPTS: Final[dict[str, str]] = {
         "the orchestrator thread's boundary: whoever waits for the start gets the error"
     ),
     "vllm_omni/engine/orchestrator.py:Orchestrator._guarded": "a request's boundary",
-    "vllm_omni/engine/orchestrator.py:Orchestrator._serve_rpc": (
+    "vllm_omni/engine/replica_calls.py:call_replicas": (
         "the caller's boundary: it gets the error"
     ),
     "vllm_omni/engine/process_child.py:ChildShell._beat": "a figure that cannot be had is no news",
