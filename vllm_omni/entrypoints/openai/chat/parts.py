@@ -106,7 +106,16 @@ def _audio_source(part: object, path: str, readable: frozenset[Modality]) -> Aud
         return _input_audio(part.get("input_audio"), f"{path}.input_audio")
     if kind == "audio_url":
         return _audio_url(part.get("audio_url"), f"{path}.audio_url")
+    if kind in ("image_url", "video_url"):
+        _check_inline(part.get(kind), f"{path}.{kind}")
     return None
+
+
+def _check_inline(value: object, path: str) -> None:
+    """Images and videos are vLLM's to decode, and its fetcher would connect anywhere."""
+    url, path = (value.get("url"), f"{path}.url") if isinstance(value, dict) else (value, path)
+    if not isinstance(url, str) or not url[:5].lower() == "data:":
+        raise BadRequestError("send a data URL", field=path)
 
 
 def _input_audio(value: object, path: str) -> AudioSource:
