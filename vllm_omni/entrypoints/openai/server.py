@@ -43,7 +43,10 @@ async def serve(args: Namespace, config: ResolvedConfig) -> None:
 def _bind(args: Namespace) -> tuple[str, socket.socket]:
     """Take the port before anything slow; a port in use is the operator's error."""
     try:
-        return setup_server(args, reuse_port=False)
+        address, sock = setup_server(args, reuse_port=False)
+        # Until a socket listens, any other that may share its address could bind it too.
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 0)
+        return address, sock
     except OSError as exc:
         where = args.uds or f"{args.host or '0.0.0.0'}:{args.port}"
         raise ConfigError(f"cannot listen on {where}: {exc.strerror}") from None
@@ -79,6 +82,8 @@ async def _serve(
     pool = MediaPool()
     try:
         app = await build_omni_app(args, omni, pool)
+        # Its connections may linger when it has stopped; the next server must not wait for them.
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         logger.info("serving on %s", address)
         await serve_app(app, sock, args, omni.config.limits.drain_timeout_s, stop)
     finally:
