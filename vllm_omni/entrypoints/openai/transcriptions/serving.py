@@ -14,7 +14,7 @@ from vllm.entrypoints.speech_to_text.transcription.protocol import (
 )
 from vllm.entrypoints.speech_to_text.transcription.serving import OpenAIServingTranscription
 
-from vllm_omni.engine.ar_speech import DECODER_PROMPT
+from vllm_omni.engine.ar_speech import DECODER_PROMPT, with_decoder_prompt
 from vllm_omni.entrypoints.openai.engine_client import OmniEngineClient
 from vllm_omni.entrypoints.openai.media.decode import AudioLimits, decode_audio
 from vllm_omni.entrypoints.openai.media.sources import EncodedMedia
@@ -27,7 +27,9 @@ if TYPE_CHECKING:
     import numpy as np
     from fastapi import Request
     from numpy.typing import NDArray
-    from vllm.renderers.inputs import EncoderDecoderDictPrompt
+    from vllm.config.speech_to_text import SpeechToTextParams
+    from vllm.inputs import PromptType
+    from vllm.model_executor.models.interfaces import SupportsTranscription
 
 
 class OmniServingTranscription(OmniErrorsMixin, OpenAIServingTranscription):  # type: ignore[misc]
@@ -69,6 +71,13 @@ class OmniServingTranscription(OmniErrorsMixin, OpenAIServingTranscription):  # 
         return EventStream(with_openai_events(answer), scope)
 
     @functools.cached_property
+    def model_cls(self) -> type[SupportsTranscription]:
+        """The recogniser's class, with the checkpoint's own decoder prompt when it has one."""
+        model_class: type[SupportsTranscription] = super().model_cls
+        own = self._settings.get(DECODER_PROMPT)
+        return model_class if own is None else prompted_class(model_class, str(own))
+
+    @functools.cached_property
     def _has_timestamps(self) -> bool:
         """The tokenizer knows times as tokens of their own, which vLLM takes for granted."""
         if not self.model_cls.supports_segment_timestamp:
@@ -87,11 +96,15 @@ class OmniServingTranscription(OmniErrorsMixin, OpenAIServingTranscription):  # 
         chunks, duration_s = super()._decode_and_chunk_speech(buffer.getvalue())
         return chunks, duration_s
 
-    def _preprocess_verbose_prompt(
-        self, prompt: EncoderDecoderDictPrompt
-    ) -> EncoderDecoderDictPrompt:
-        """Ask for timestamps, with the checkpoint's own decoder prompt when it has one."""
-        own, decoder = self._settings.get(DECODER_PROMPT), prompt["decoder_prompt"]
-        if own is not None and isinstance(decoder, dict):
-            decoder["prompt"] = str(own)
-        return super()._preprocess_verbose_prompt(prompt)
+
+def prompted_class(
+    model_class: type[SupportsTranscription], decoder_prompt: str
+) -> type[SupportsTranscription]:
+    """A speech model's class for a checkpoint with a decoder prompt of its own."""
+
+    class Prompted(model_class):  # type: ignore[misc,valid-type]
+        @classmethod
+        def get_generation_prompt(cls, stt_params: SpeechToTextParams) -> PromptType:
+            return with_decoder_prompt(super().get_generation_prompt(stt_params), decoder_prompt)
+
+    return Prompted
