@@ -122,8 +122,10 @@ def with_decoder_prompt(prompt: Mapping[str, Any], own: str) -> dict[str, Any]:
     """
     decoder = prompt["decoder_prompt"]
     text = str(decoder["prompt"] if isinstance(decoder, Mapping) else decoder)
-    opening = own[: own.find("|>") + 2]
-    before = text.partition(opening)[0] if opening and opening in text else ""
+    opening, mark, _ = own.partition("|>")
+    before, found, _ = text.partition(opening + mark)
+    if not (mark and found):
+        before = ""
     return {**prompt, "decoder_prompt": {"prompt": before + own}}
 
 
