@@ -19,6 +19,7 @@ from tests.entrypoints.openai.http_rig import (
     TextParts,
     answers,
     audio_part,
+    say,
     serving,
     speaking_pipeline,
     speaks_pcm,
@@ -287,6 +288,14 @@ async def test_what_cannot_be_served_is_refused_by_name(
     assert (error["param"], error["code"]) == (param, code), error
     assert error["message"]
     assert not rig.thinker.added
+
+
+async def test_a_route_of_vllm_s_does_not_ignore_that_audio_is_wanted(rig: Rig) -> None:
+    spoken = await rig.http.post("/invocations", json=say(modalities=["audio"]))
+    written = await rig.http.post("/invocations", json=say(modalities=["text"]))
+
+    assert (spoken.status_code, spoken.json()["error"]["param"]) == (400, "modalities")
+    assert written.status_code == 200, written.text
 
 
 BAD_PARTS: list[tuple[object, str]] = [

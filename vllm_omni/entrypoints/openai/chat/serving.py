@@ -10,7 +10,10 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from openai.types.chat.chat_completion_audio import ChatCompletionAudio
-from vllm.entrypoints.openai.chat_completion.protocol import ChatCompletionResponse
+from vllm.entrypoints.openai.chat_completion.protocol import (
+    ChatCompletionRequest,
+    ChatCompletionResponse,
+)
 from vllm.entrypoints.openai.chat_completion.serving import OpenAIServingChat
 
 from vllm_omni.config.pipeline import Modality, StageKind, Task, plan_route
@@ -194,6 +197,18 @@ class OmniServingChat(OmniErrorsMixin, OpenAIServingChat):  # type: ignore[misc]
             raise BadRequestError(
                 "audio and beam search do not go together", field="use_beam_search"
             )
+
+    async def create_chat_completion(
+        self, request: ChatCompletionRequest, raw_request: Request | None = None
+    ) -> Any:
+        """vLLM's, which its other routes reach too: there, what is ours would be ignored."""
+        if not isinstance(request, OmniChatRequest):
+            for name in OmniChatRequest.model_fields.keys() & (request.model_extra or {}).keys():
+                if (request.model_extra or {})[name] not in (None, ["text"]):
+                    raise BadRequestError(
+                        f"{name} is served by /v1/chat/completions alone", field=name
+                    )
+        return await super().create_chat_completion(request, raw_request)
 
     def chat_completion_stream_generator(
         self,
