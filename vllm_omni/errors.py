@@ -13,6 +13,7 @@
     +-- DeadlineExceededError      504  a wait ended; says what it waited for
     +-- RequestFailedError         500  a stage failed this one request
     |   +-- ReplicaDiedError       503  the replica that held this request died
+    |   +-- MemoryExhaustedError   503  a stage had no memory for this request just now
     +-- EngineStoppedError         503  the engine is shutting down or dead
 
 A `code` is stable: clients may depend on it.
@@ -119,6 +120,14 @@ class ReplicaDiedError(RequestFailedError):
     status = HTTPStatus.SERVICE_UNAVAILABLE
     retryable = True
     code = "replica_died"
+
+
+class MemoryExhaustedError(RequestFailedError):
+    """A stage had no memory for this request, with half the batch neither; it still serves."""
+
+    status = HTTPStatus.SERVICE_UNAVAILABLE
+    retryable = True
+    code = "out_of_memory"
 
 
 class EngineStoppedError(OmniError, RuntimeError):
