@@ -105,11 +105,13 @@ class ArClient:
         finally:
             self._arriving.discard(request_id)
         self._refuse(request, parts)
-        running, to_send = self._outputs.add(request_id, parts, request.targets)
+        remaining_s = None
         if request.deadline_s is not None:
-            delay_s = request.deadline_s - time.monotonic()
+            remaining_s = request.deadline_s - time.monotonic()
+        running, to_send = self._outputs.add(request_id, parts, request.targets, remaining_s)
+        if remaining_s is not None:
             running.deadline = asyncio.get_running_loop().call_later(
-                delay_s, self._on_deadline, request_id
+                remaining_s, self._on_deadline, request_id
             )
         try:
             for engine_request in to_send:
