@@ -377,7 +377,9 @@ def fake_config(
     num_replicas: Sequence[int] | None = None,
     limits: ServerLimits | None = None,
     devices: Mapping[str, tuple[str, ...]] | None = None,
+    deploy: Mapping[str, Any] | None = None,
 ) -> ResolvedConfig:
+    """`deploy` are further fields of every stage's `StageDeploy`."""
     counts = num_replicas or [1] * len(pipeline.stages)
     return ResolvedConfig(
         model_dir=Path("/nowhere"),
@@ -387,7 +389,9 @@ def fake_config(
                 stage_id=i,
                 config=stage,
                 deploy=StageDeploy(
-                    num_replicas=counts[i], devices=(devices or {}).get(stage.name, ())
+                    num_replicas=counts[i],
+                    devices=(devices or {}).get(stage.name, ()),
+                    **(deploy or {}),
                 ),
                 model_dir=Path("/nowhere"),
             )

@@ -15,6 +15,8 @@
     |   +-- ReplicaDiedError       503  the replica that held this request died
     |   +-- MemoryExhaustedError   503  a stage had no memory for this request just now
     +-- EngineStoppedError         503  the engine is shutting down or dead
+    +-- UnknownReplicaError        404  an operator named a replica that is not there
+    +-- ReplicaStateError          409  an operator asked for what the replica's state forbids
 
 A `code` is stable: clients may depend on it.
 """
@@ -136,6 +138,20 @@ class EngineStoppedError(OmniError, RuntimeError):
     status = HTTPStatus.SERVICE_UNAVAILABLE
     retryable = True
     code = "engine_stopped"
+
+
+class UnknownReplicaError(OmniError, LookupError):
+    """There is no replica of that stage and number."""
+
+    status = HTTPStatus.NOT_FOUND
+    code = "unknown_replica"
+
+
+class ReplicaStateError(OmniError, RuntimeError):
+    """The replica is in a state in which this cannot be done."""
+
+    status = HTTPStatus.CONFLICT
+    code = "replica_state"
 
 
 ERRORS_BY_CODE: dict[str, type[OmniError]] = {}

@@ -24,9 +24,11 @@ from vllm_omni.engine.mailbox import Inbox, Outbox
 from vllm_omni.engine.metrics_protocol import EngineMetrics, NullMetrics
 from vllm_omni.engine.orchestrator import MEMBERSHIP_DRAIN_TIMEOUT_S, Orchestrator, RpcQueue
 from vllm_omni.engine.replica_spec import ReplicaSpec
-from vllm_omni.engine.replica_start import StartReplica, start_replicas
+from vllm_omni.engine.replica_start import StartReplica
+from vllm_omni.engine.restart import RestartPolicy
 from vllm_omni.engine.stage_client import ReplicaMetrics
 from vllm_omni.engine.stage_pool import StagePool
+from vllm_omni.engine.supervisor import Supervisor
 from vllm_omni.errors import ConfigError, EngineStoppedError
 
 logger = logging.getLogger(__name__)
@@ -59,9 +61,14 @@ class OmniEngine:
         metrics: EngineMetrics | None = None,
     ) -> None:
         self.config = config
-        self.stage_pools = _empty_pools(config, metrics or NullMetrics())
-        self._specs = specs
-        self._start_replica = start_replica
+        self.stage_pools = _empty_pools(config)
+        self.supervisor = Supervisor(
+            specs,
+            self.stage_pools,
+            start_replica,
+            [RestartPolicy.of(stage.deploy, config.limits) for stage in config.stages],
+            metrics or NullMetrics(),
+        )
         self._metrics = metrics or NullMetrics()
         self._bridges = load_bridges(config.pipeline)
         self.inbox = Inbox(4 * config.limits.max_in_flight + MAX_RPC_CALLS)
@@ -153,7 +160,7 @@ class OmniEngine:
         if self._stopping:
             raise asyncio.CancelledError
         try:
-            await start_replicas(self._specs, self.stage_pools, self._start_replica, self._metrics)
+            await self.supervisor.start_all()
         except BaseException:
             for pool in self.stage_pools:
                 await pool.close(MEMBERSHIP_DRAIN_TIMEOUT_S)
@@ -166,6 +173,8 @@ class OmniEngine:
             bridges=self._bridges,
             metrics=self._metrics,
         )
+        self._orchestrator.supervised_by(self.supervisor)
+        self.supervisor.begin(self._orchestrator)
         self._ready.set_result(None)
         await self._orchestrator.run()
 
@@ -187,14 +196,13 @@ def load_bridges(pipeline: PipelineConfig) -> dict[str, PromptBridge]:
     return bridges
 
 
-def _empty_pools(config: ResolvedConfig, metrics: EngineMetrics) -> list[StagePool]:
+def _empty_pools(config: ResolvedConfig) -> list[StagePool]:
     return [
         StagePool(
             stage.stage_id,
             stage.config.name,
             stage.config.kind,
             [None] * stage.deploy.num_replicas,
-            metrics=metrics,
         )
         for stage in config.stages
     ]

@@ -90,7 +90,7 @@ class OneShotClient:
         Raises:
             StageStartError: the replica's own error on one line.
         """
-        client = cls(spec, RunDirectory.create(spec.name))
+        client = cls(spec, RunDirectory.create(spec.incarnation_name))
         try:
             await client._start()
         except BaseException:
