@@ -99,7 +99,9 @@ class Mailbox:
                 return False
             try:
                 peer.socket.send_multipart(parts, zmq.NOBLOCK, copy=len(parts[-1]) < 65536)
-            except zmq.Again:
+            except zmq.ZMQError as error:
+                if not isinstance(error, zmq.Again):
+                    logger.error("%r: not sent to %s: %s", self, peer.address, error)
                 return False
             return True
 
@@ -126,8 +128,18 @@ class Mailbox:
         socket.setsockopt(zmq.RECONNECT_IVL, -1)  # a broken connection is a lost peer
         if address.startswith("tcp://"):
             socket.setsockopt(zmq.HEARTBEAT_IVL, _TCP_HEARTBEAT_MS)
-        monitor = socket.get_monitor_socket(_GONE)
-        socket.connect(address)
+        try:
+            monitor = socket.get_monitor_socket(_GONE)
+        except zmq.ZMQError:
+            socket.close(0)
+            raise
+        try:
+            socket.connect(address)
+        except zmq.ZMQError:
+            socket.disable_monitor()
+            monitor.close(0)
+            socket.close(0)
+            raise
         return Peer(address, socket, monitor)
 
     def _wake(self) -> None:
@@ -147,7 +159,7 @@ class Mailbox:
                 elif source == self._wake_fd:
                     self._run_calls()
                 else:
-                    self._on_monitor(source)
+                    self._guarded(lambda: self._on_monitor(source))  # noqa: B023
             self._forget_lost()
 
     def _poll_timeout_ms(self) -> int | None:
@@ -181,10 +193,10 @@ class Mailbox:
         self._poller.register(peer.monitor, zmq.POLLIN)
 
     def _on_monitor(self, monitor: zmq.Socket[bytes]) -> None:
+        self._poller.unregister(monitor)  # first: a monitor that cannot be read is read once
         peer = next(p for p in self._peers.values() if p.monitor is monitor)
         event = parse_monitor_message(monitor.recv_multipart())
         logger.debug("peer %s is gone: event %s", peer.address, event["event"])
-        self._poller.unregister(monitor)
         with self._lock:
             peer.is_lost = True
             del self._peers[peer.address]

@@ -123,11 +123,14 @@ class ZmqReceiver:
             return
         shares_memory = self._sees_memory_of(hello)
         peer = self._mailbox.connect(hello.address)
-        self._links[hello.mailbox] = _Link(peer, hello.name, hello.pid, shares_memory)
+        link = self._links[hello.mailbox] = _Link(peer, hello.name, hello.pid, shares_memory)
+        self._welcome(link)
+
+    def _welcome(self, link: _Link) -> None:
         welcome = wire.Welcome(
-            self._mailbox.mailbox_id, self._name, self._mailbox.address, shares_memory
+            self._mailbox.mailbox_id, self._name, self._mailbox.address, link.shares_memory
         )
-        self._mailbox.post(peer, wire.encode(welcome))
+        self._mailbox.post(link.peer, wire.encode(welcome))
 
     def on_segment(self, message: wire.Segment) -> None:
         link = self._links.get(message.mailbox)
@@ -135,8 +138,11 @@ class ZmqReceiver:
             return
         try:
             link.segments[message.segment] = open_segment(link.pid, message.fd, message.size_bytes)
-        except OSError as error:
+        except (OSError, ValueError) as error:
             logger.error("shared memory of stage %s cannot be opened: %s", link.name, error)
+            # What is under way fails its streams; what comes later travels in the messages.
+            link.shares_memory = False
+            self._welcome(link)
 
     def on_open(self, message: wire.Open) -> None:
         link = self._links.get(message.mailbox)
@@ -149,6 +155,9 @@ class ZmqReceiver:
         if incoming is None:
             incoming = self._streams[message.stream] = _Incoming()
             self._unsubscribed[message.stream] = incoming
+        elif incoming.link is not None and incoming.link is not link:
+            self._tell_cancelled(link, message.stream, "the stream has another sender")
+            return
         elif incoming.link is not None:
             self._fail(message.stream, incoming, "the stream was opened twice")
             return
