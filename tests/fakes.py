@@ -275,6 +275,8 @@ class FakeLauncher:
     """By `stage/replica`."""
     on_start: Callable[[ReplicaSpec], Any] | None = None
     """Awaited before a replica is ready."""
+    restarted: list[FakeStageClient] = field(default_factory=list)
+    """Later incarnations, with the scripts of the first ones."""
 
     def replica_specs(self, config: ResolvedConfig) -> list[ReplicaSpec]:
         return [
@@ -300,6 +302,9 @@ class FakeLauncher:
         if spec.name in self.start_errors:
             raise self.start_errors[spec.name]
         client = self.clients[spec.stage_id][spec.replica_id]
+        if spec.incarnation > 1:
+            client = FakeStageClient(client.script, data_address=f"fake://{spec.incarnation_name}")
+            self.restarted.append(client)
         client.stage_id, client.replica_id, client.kind = spec.stage_id, spec.replica_id, spec.kind
         return client
 
@@ -379,7 +384,8 @@ def fake_config(
     devices: Mapping[str, tuple[str, ...]] | None = None,
     deploy: Mapping[str, Any] | None = None,
 ) -> ResolvedConfig:
-    """`deploy` are further fields of every stage's `StageDeploy`."""
+    """`deploy` are further fields of every stage's `StageDeploy`; dead replicas stay dead unless
+    it says otherwise."""
     counts = num_replicas or [1] * len(pipeline.stages)
     return ResolvedConfig(
         model_dir=Path("/nowhere"),
@@ -391,7 +397,7 @@ def fake_config(
                 deploy=StageDeploy(
                     num_replicas=counts[i],
                     devices=(devices or {}).get(stage.name, ()),
-                    **(deploy or {}),
+                    **{"max_restarts": 0, **(deploy or {})},
                 ),
                 model_dir=Path("/nowhere"),
             )
@@ -408,13 +414,14 @@ def fake_omni(
     limits: ServerLimits | None = None,
     preparers: Mapping[str, FakePreparer] | None = None,
     metrics: EngineMetrics | None = None,
+    deploy: Mapping[str, Any] | None = None,
 ) -> AsyncOmni:
     """A started `AsyncOmni` over fake replicas: `clients[stage_id][replica_id]`.
 
     Close it with `await omni.aclose()`, or use it in `async with`.
     """
     launcher = FakeLauncher(clients, preparers or {})
-    config = fake_config(pipeline, [len(replicas) for replicas in clients], limits)
+    config = fake_config(pipeline, [len(replicas) for replicas in clients], limits, deploy=deploy)
     return AsyncOmni(config=config, launcher=launcher, metrics=metrics)
 
 

@@ -59,7 +59,7 @@ async def tone_server(
     **deploy: Any,
 ) -> AsyncIterator[AsyncOmni]:
     """A started server; `deploy` are fields of `StageDeploy`."""
-    config = fake_config(PIPELINE, [num_replicas], limits, deploy=deploy)
+    config = fake_config(PIPELINE, [num_replicas], limits, deploy={"max_restarts": 3, **deploy})
     async with (
         asyncio.timeout(60),
         await AsyncOmni.create(config=config, launcher=launcher) as omni,

@@ -143,7 +143,7 @@ class Schema:
         if position >= len(setting.key):
             return ConfigError(f"{setting.source}: {setting.dotted} must be a mapping of settings")
         hint = did_you_mean(setting.key[position], names)
-        if not hint and 0 < len(names) <= 12:
+        if not hint and 0 < len(names) <= 24:
             hint = f"; known: {', '.join(names)}"
         return ConfigError(f"{setting.source}: unknown setting {setting.dotted!r}{hint}")
 
