@@ -6,14 +6,15 @@ import asyncio
 import logging
 import socket
 from argparse import Namespace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from vllm.entrypoints.launchers.launcher import setup_server
 
 from vllm_omni.config.deploy import ResolvedConfig
 from vllm_omni.entrypoints.openai.app import build_omni_app
-from vllm_omni.entrypoints.openai.http_server import StopSignals, serve_app
+from vllm_omni.entrypoints.openai.http_server import serve_app
 from vllm_omni.entrypoints.openai.media.pool import MediaPool
+from vllm_omni.entrypoints.openai.stop_signals import StopSignals
 from vllm_omni.errors import ConfigError
 from vllm_omni.metrics.engine_metrics import PrometheusEngineMetrics, show
 
@@ -21,6 +22,9 @@ if TYPE_CHECKING:
     from vllm_omni.entrypoints.async_omni import AsyncOmni
 
 logger = logging.getLogger(__name__)
+
+_START_END_S: Final = 5.0
+"""Seconds that a start which is broken off may take to end."""
 
 
 async def serve(args: Namespace, config: ResolvedConfig) -> None:
@@ -66,6 +70,7 @@ async def _started(config: ResolvedConfig, stop: StopSignals) -> AsyncOmni | Non
             metrics.watch(omni.engine.replica_figures)
             return omni
         logger.info("stopped while the stages were starting")
+        stop.leave_within(_START_END_S)
         return None
     finally:
         for task in (starting, stopping):
@@ -80,6 +85,13 @@ async def _serve(
     try:
         app = await build_omni_app(args, omni, pool)
         logger.info("serving on %s", address)
-        await serve_app(app, sock, args, omni.config.limits.drain_timeout_s, stop)
+        await serve_app(
+            app,
+            sock,
+            args,
+            drain_timeout_s=omni.config.limits.drain_timeout_s,
+            stop=stop,
+            end_requests=omni.aclose,
+        )
     finally:
         pool.close()
