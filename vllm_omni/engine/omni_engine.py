@@ -14,6 +14,7 @@ import logging
 import threading
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Literal, TypeAlias
 
 import janus
 
@@ -25,6 +26,7 @@ from vllm_omni.engine.metrics_protocol import EngineMetrics, NullMetrics
 from vllm_omni.engine.orchestrator import MEMBERSHIP_DRAIN_TIMEOUT_S, Orchestrator, RpcQueue
 from vllm_omni.engine.replica_spec import ReplicaSpec
 from vllm_omni.engine.replica_start import StartReplica
+from vllm_omni.engine.replica_state import ReplicaStatus
 from vllm_omni.engine.restart import RestartPolicy
 from vllm_omni.engine.stage_client import ReplicaMetrics
 from vllm_omni.engine.stage_pool import StagePool
@@ -35,6 +37,7 @@ logger = logging.getLogger(__name__)
 
 MAX_RPC_CALLS = 64
 """Calls into replicas that may wait for their results at once."""
+SupervisorAction: TypeAlias = Literal["restart", "drain"]
 _OUTPUT_BATCHES = 256
 """Batches on their way to the API's loop before outputs are merged in slots."""
 
@@ -109,6 +112,25 @@ class OmniEngine:
             for pool in self.stage_pools
             for replica_id, client in enumerate(list(pool.clients))
         ]
+
+    def supervise(
+        self, action: SupervisorAction, stage: str, replica_id: int
+    ) -> concurrent.futures.Future[ReplicaStatus]:
+        """Have the supervisor drain or restart a replica; what it made of it. From any thread.
+
+        Raises:
+            EngineStoppedError: the orchestrator has ended.
+        """
+
+        async def act() -> ReplicaStatus:
+            if action == "restart":
+                return self.supervisor.restart(stage, replica_id)
+            return self.supervisor.drain(stage, replica_id)
+
+        with self._lock:
+            if self._loop is None or self._orchestrator is None or self._stopping:
+                raise EngineStoppedError("the engine has stopped")
+            return asyncio.run_coroutine_threadsafe(act(), self._loop)
 
     def shutdown(self, drain_s: float = 0.0) -> None:
         """Stop the orchestrator and every replica, and wait for it. Repeatable, from any thread.

@@ -161,13 +161,15 @@ class Orchestrator(Submission):
         """Put a replica that is ready into its empty slot and listen to it."""
         self.stage_pools[stage_id].attach_replica(replica_id, client)
         self._watch(stage_id, replica_id)
+        self.spawn(self._place_parked(), "parked requests")
 
     async def evict_replica(self, stage_id: int, replica_id: int, error: EngineDeadError) -> None:
         """Take a replica out as if it had died: its requests fail with this error."""
         await self._handle_dead_replica(stage_id, replica_id, error)
 
     async def stage_given_up(self, stage_id: int) -> None:
-        """Nothing brings a replica of this stage back."""
+        """Nothing brings a replica of this stage back: who waits for one is failed."""
+        await self._place_parked()
 
     def _watch(self, stage_id: int, replica_id: int) -> None:
         pool = self.stage_pools[stage_id]
