@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import math
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -22,6 +23,7 @@ from vllm_omni.config.deploy import ResolvedConfig, ResolvedStage, ServerLimits,
 from vllm_omni.config.pipeline import Edge, Modality, PipelineConfig, StageConfig, StageKind, Task
 from vllm_omni.engine.messages import StageFailure, StageOutput, StageRequest
 from vllm_omni.engine.metrics_protocol import EngineMetrics
+from vllm_omni.engine.process_status import Heartbeat
 from vllm_omni.engine.replica_spec import ReplicaSpec
 from vllm_omni.entrypoints.async_omni import AsyncOmni
 from vllm_omni.errors import OmniError
@@ -123,6 +125,8 @@ class FakeStageClient:
         """Raised by the next submits."""
         self.add_gate: asyncio.Event | None = None
         """Submits wait for it."""
+        self.beat: Heartbeat | None = Heartbeat(math.inf, 0, 0)
+        """Its latest; an idle one of this moment unless the test says otherwise."""
         self.utility: Callable[..., object] = lambda method, *args: None
         self._outputs: list[StageOutput] = []
         self._waiter: asyncio.Future[None] | None = None
@@ -207,6 +211,9 @@ class FakeStageClient:
 
     def metrics(self) -> FakeMetrics:
         return FakeMetrics(num_running=len(self.added))
+
+    def heartbeat(self) -> Heartbeat | None:
+        return self.beat
 
     async def shutdown_async(self, timeout_s: float) -> None:
         self.shutdown_calls += 1

@@ -19,6 +19,7 @@ from tests.fakes import (
 )
 from vllm_omni.engine.messages import StageOutput
 from vllm_omni.engine.metrics_protocol import NullMetrics
+from vllm_omni.engine.process_status import Heartbeat
 from vllm_omni.engine.replica_spec import ReplicaSpec
 from vllm_omni.engine.restart import RestartPolicy
 from vllm_omni.engine.stage_client import StageClient
@@ -350,6 +351,34 @@ async def test_whether_a_stage_is_expected_back() -> None:
         assert expects(0, stages.time.now_s + 1.1)
         stages.supervisor.drain("s0", 0)
         assert not expects(0, float("inf"))
+
+
+async def test_a_replica_that_stands_still_is_dead_and_comes_back() -> None:
+    async with supervised(2) as stages:
+        await stages.rig.add("a", "b")
+        stages.first.beat = Heartbeat(stages.time.now_s + 1, 7, 1)
+        for _ in range(12):
+            assert await stages.rig.errors() == []
+            await stages.time.pass_s(5.0)
+            stages.first.beat = Heartbeat(stages.time.now_s, 7, 1)
+        for _ in range(4):
+            await stages.time.pass_s(5.0)
+            stages.first.beat = Heartbeat(stages.time.now_s, 7, 1)
+        (error,) = await stages.rig.errors()
+        assert error.request_id == "a"
+        assert "s0/0 made no progress for" in error.error
+        assert stages.first.shutdown_calls == 1
+        assert repr(stages) in ("[s0/0 backoff, s0/1 ready]", "[s0/0 ready, s0/1 ready]")
+        await stages.time.pass_s(1.0)
+        assert repr(stages) == "[s0/0 ready, s0/1 ready]"
+
+
+async def test_nobody_looks_when_it_is_switched_off() -> None:
+    async with supervised(1, RestartPolicy(stall_timeout_s=0.0)) as stages:
+        stages.first.beat = None
+        for _ in range(100):
+            await stages.time.pass_s(100.0)
+        assert repr(stages) == "[s0/0 ready]"
 
 
 async def test_requests_of_the_dead_incarnation_do_not_reach_its_successor() -> None:

@@ -36,6 +36,8 @@ StepOutputs = dict[int, EngineCoreOutputs]
 class Shell(Protocol):
     """What the core needs of the process it runs in (`engine/process_child.py`)."""
 
+    figures: Callable[[], Mapping[str, float]]
+
     def ready(self, info: Mapping[str, object] | None = None) -> None: ...
 
     def progress(self, what: str) -> None: ...
@@ -64,6 +66,8 @@ class StageCore(EngineCoreProc):
     ) -> None:
         setproctitle.setproctitle(f"vllm-omni: {name}")  # vLLM has just set its own
         self._shell = shell
+        self._num_turns = 0
+        self._is_handling = False
         self._data_plane = ExitStack()
         self._streams: TokenStreams | None = None
         self._deadlines = RequestDeadlines(time.monotonic)
@@ -75,6 +79,7 @@ class StageCore(EngineCoreProc):
         super().__init__(*args, **kwargs)
 
     def run_busy_loop(self) -> None:
+        self._shell.figures = self.figures
         self._shell.ready({"max_model_len": self.vllm_config.model_config.max_model_len})
         super().run_busy_loop()
 
@@ -106,18 +111,29 @@ class StageCore(EngineCoreProc):
             self._streams.end(request_ids, "stop")
         self.abort_requests(request_ids)
 
+    def figures(self) -> Mapping[str, float]:
+        """For the heartbeat, called in its thread: requests, and whether the loop turns."""
+        num_runnable = 0 if self.is_scheduler_paused() else self.num_requests()
+        return {
+            "num_requests": self.num_requests(),
+            "progress": self._num_turns,
+            "num_runnable": max(num_runnable, int(self._is_handling)),
+        }
+
     def num_requests(self) -> int:
         """Requests this core holds, running or waiting."""
         return sum(self.scheduler.get_request_counts())
 
     def step(self) -> tuple[StepOutputs, bool]:
         outputs, executed = super().step()
+        self._num_turns += 1
         self._push(outputs)
         self._drop_late()
         return outputs, executed
 
     def step_with_batch_queue(self) -> tuple[StepOutputs | None, bool]:
         outputs, executed = super().step_with_batch_queue()
+        self._num_turns += 1
         self._push(outputs)
         self._drop_late()
         return outputs, executed
@@ -160,7 +176,10 @@ class StageCore(EngineCoreProc):
     def _handle_client_request(self, request_type: EngineCoreRequestType, request: Any) -> None:
         if self._thread_error is not None:
             raise self._thread_error
+        self._is_handling = True
         super()._handle_client_request(request_type, request)
+        self._is_handling = False
+        self._num_turns += 1
 
     def _handle_request_preproc_error(self, request: EngineCoreRequest) -> None:
         # Runs in the input thread, before `add_request` could open the streams.

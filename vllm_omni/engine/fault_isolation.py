@@ -46,6 +46,9 @@ class Supervision(Protocol):
     def expects(self, stage_id: int, by_s: float) -> bool:
         """Whether a replica of this stage serves, or is due before then."""
 
+    async def watch(self) -> None:
+        """Look after replicas as long as the orchestrator runs."""
+
 
 class NoSupervision:
     """Replicas that die stay dead."""
@@ -55,6 +58,9 @@ class NoSupervision:
 
     def expects(self, stage_id: int, by_s: float) -> bool:
         return False
+
+    async def watch(self) -> None:
+        pass
 
 
 class FaultIsolation:

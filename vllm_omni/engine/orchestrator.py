@@ -93,6 +93,7 @@ class Orchestrator(Submission):
         try:
             async with asyncio.TaskGroup() as self._tasks:
                 self.spawn(self._serve_messages(), "messages")
+                self.spawn(self._supervision.watch(), "stalls")
                 for pool in self.stage_pools:
                     for replica_id in pool.live_replica_ids():
                         self._watch(pool.stage_id, replica_id)

@@ -23,10 +23,13 @@ from vllm_omni.engine.replica_state import Replica, ReplicaState, ReplicaStatus
 from vllm_omni.engine.restart import RestartBudget, RestartPolicy
 from vllm_omni.engine.stage_client import StageClient
 from vllm_omni.engine.stage_pool import StagePool
+from vllm_omni.engine.stall import StallWatch
 from vllm_omni.errors import ReplicaStateError, UnknownReplicaError
 
 logger = logging.getLogger(__name__)
 
+MAX_LOOK_INTERVAL_S = 5.0
+"""How often each replica is looked at, unless a stage has a short `stall_timeout_s`."""
 STOP_GRACE_S = 10.0
 """How long a replica that was drained may take to end by itself."""
 
@@ -74,6 +77,7 @@ class Supervisor:
             )
             for spec in specs
         }
+        self._watched: dict[Replica, tuple[StageClient, StallWatch]] = {}
         self._tasks: dict[Replica, asyncio.Task[None]] = {}
         self._orchestration: Orchestration | None = None
 
@@ -133,6 +137,37 @@ class Supervisor:
             if replica.stage_id == stage_id
         )
         return any(expected_s is not None and expected_s < by_s for expected_s in times)
+
+    # Hangs.
+
+    async def watch(self) -> None:
+        """Kill replicas that are alive and stand still, so that they count as dead."""
+        timeouts = [policy.stall_timeout_s for policy in self._policies if policy.stall_timeout_s]
+        if not timeouts:
+            return
+        interval_s = min(MAX_LOOK_INTERVAL_S, min(timeouts) / 8)
+        while True:
+            await self._sleep(interval_s)
+            for replica in self._replicas.values():
+                if replica.is_serving:
+                    await self._look_at(replica)
+
+    async def _look_at(self, replica: Replica) -> None:
+        assert self._orchestration is not None
+        stage_id, replica_id = replica.stage_id, replica.replica_id
+        client = self._pools[stage_id].clients[replica_id]
+        timeout_s = self._policies[stage_id].stall_timeout_s
+        if client is None or not timeout_s:
+            return
+        now_s = self._clock()
+        watched, stall = self._watched.get(replica, (None, None))
+        if watched is not client or stall is None:
+            stall = StallWatch(replica.name, timeout_s, now_s)
+            self._watched[replica] = (client, stall)
+        complaint = stall.look(client.heartbeat(), now_s)
+        if complaint is not None:
+            error = ReplicaDeadError(complaint)
+            await self._orchestration.evict_replica(stage_id, replica_id, error)
 
     def _fail(self, replica: Replica, text: str) -> None:
         """Note why a replica does not serve, and when it is tried again, if ever."""

@@ -69,6 +69,10 @@ class OneShotEngine:
             f"<OneShotEngine {self._stage} requests={len(self._requests)} ready={len(self._line)}>"
         )
 
+    def __len__(self) -> int:
+        """Requests that are here."""
+        return len(self._requests)
+
     @property
     def has_work(self) -> bool:
         """A step would do something now."""

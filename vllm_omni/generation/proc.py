@@ -65,7 +65,7 @@ def run_one_shot(
             stack.callback(connector.close)
         replica = OneShotReplica(spec, model, connector, command_address, report_address)
         stack.callback(replica.close)
-        shell.figures = replica.engine.figures
+        shell.figures = replica.figures
         shell.on_stop(replica.stop)
         shell.ready({"data_address": connector.address if connector is not None else None})
         replica.run()
@@ -106,6 +106,8 @@ class OneShotReplica:
         self._spec = spec
         self._wake_fd = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
         self._stopping = False
+        self._is_asleep = False
+        self._num_turns = 0
         self._unsent: deque[list[wire.RawFrame]] = deque()
         """Reports that found the client's queue full. While there are some, no forward runs."""
         self._context = zmq.Context()
@@ -127,6 +129,15 @@ class OneShotReplica:
             wake=self.wake,
         )
 
+    def figures(self) -> Figures:
+        """For the heartbeat, called in its thread: the engine's, and whether the loop turns."""
+        is_at_work = not self._is_asleep or (self.engine.has_work and not self._unsent)
+        return {
+            **self.engine.figures(),
+            "progress": self._num_turns,
+            "num_runnable": max(1, len(self.engine)) if is_at_work else 0,
+        }
+
     def wake(self) -> None:
         """Have the loop look again; from any thread."""
         with contextlib.suppress(BlockingIOError):  # full: it is about to look anyway
@@ -143,7 +154,10 @@ class OneShotReplica:
 
     def run(self) -> None:
         while not self._stopping:
+            self._is_asleep = True
             self._wait()
+            self._is_asleep = False
+            self._num_turns += 1
             self._read_commands()
             if not self._unsent:
                 self._report(self.engine.step())
