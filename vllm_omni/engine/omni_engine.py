@@ -99,6 +99,11 @@ class OmniEngine:
         """The orchestrator's thread runs."""
         return self._thread.is_alive()
 
+    @property
+    def is_stopping(self) -> bool:
+        """`shutdown` was called: what runs may end, nothing new begins."""
+        return self._stopping
+
     def internal_id(self, request_id: str) -> str:
         """An id no other request of this process has, whatever the client chose."""
         return f"{request_id}-{next(self._ids):x}"

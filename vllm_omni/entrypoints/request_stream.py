@@ -8,6 +8,7 @@ early is the abort.
 from __future__ import annotations
 
 import asyncio
+import math
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from contextlib import asynccontextmanager
@@ -31,7 +32,7 @@ from vllm_omni.entrypoints.prompts import (
 )
 from vllm_omni.entrypoints.resubmission import next_attempt
 from vllm_omni.entrypoints.stage_params import RequestParams
-from vllm_omni.errors import BadRequestError, DeadlineExceededError
+from vllm_omni.errors import BadRequestError, DeadlineExceededError, EngineStoppedError
 from vllm_omni.inputs.prompt import OmniPrompt
 from vllm_omni.inputs.speech import SpeechParams
 from vllm_omni.outputs.request_output import OmniRequestOutput
@@ -74,13 +75,15 @@ class RequestStreams(OmniBase):
         """Yield outputs as stages produce them; leaving early aborts the request."""
         if self.errored:
             raise self.dead_error
+        if self.engine.is_stopping:
+            raise EngineStoppedError("the engine is shutting down")
         arrival_s = time.monotonic()
+        timeout_s = self._timeout_s(wish)
         num_choices = wish.num_choices
         self._admission.acquire(num_choices)
         internal_ids: list[str] = []
         try:
             self._router.start()
-            timeout_s = wish.timeout_s or self.limits.request_timeout_s
             messages = await self._prepare(prompt, request_id, wish, arrival_s, timeout_s)
             internal_ids = [message.request_id for message in messages]
             collector = OutputCollector(len(messages))
@@ -103,6 +106,17 @@ class RequestStreams(OmniBase):
             unfinished = self._router.close(internal_ids)
             if unfinished:
                 self.engine.inbox.abort(unfinished)
+
+    def _timeout_s(self, wish: Wish) -> float:
+        """Seconds until the deadline. No request is without one."""
+        timeout_s = wish.timeout_s
+        if timeout_s is None:
+            return self.limits.request_timeout_s
+        if not (math.isfinite(timeout_s) and timeout_s > 0):
+            raise BadRequestError(
+                f"a deadline is a finite time above 0 s, got {timeout_s}", field="deadline_s"
+            )
+        return timeout_s
 
     async def _submit_again(
         self,

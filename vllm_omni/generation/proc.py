@@ -26,7 +26,7 @@ from vllm_omni.errors import BadRequestError, ConfigError, OmniError
 from vllm_omni.generation import wire
 from vllm_omni.generation.engine import OneShotEngine, load_bridge
 from vllm_omni.generation.model import ModelContext, OneShotModel
-from vllm_omni.generation.request import Figures
+from vllm_omni.generation.request import Figures, failure_from
 
 logger = logging.getLogger(__name__)
 
@@ -215,7 +215,7 @@ class OneShotReplica:
             self._report([StageOutput(add.request_id, finished=True, failure=failure)])
             return
         deadline_s = math.inf
-        if add.remaining_s is not None:
+        if add.remaining_s is not None and math.isfinite(add.remaining_s):
             deadline_s = time.monotonic() + add.remaining_s
         self.engine.add(add.request_id, prompt, add.params, add.sources, deadline_s)
 
@@ -224,7 +224,10 @@ class OneShotReplica:
             return wire.UtilityResult(call.call_id, self._utility(call.method, call.args))
         except OmniError as error:
             failure = StageFailure(error.code, str(error), error.field)
-            return wire.UtilityResult(call.call_id, failure=failure)
+        except Exception as error:  # the boundary of one call
+            logger.exception("stage %s: %s failed", self._spec.name, call.method)
+            failure = failure_from(error, self._spec.stage)
+        return wire.UtilityResult(call.call_id, failure=failure)
 
     def _utility(self, method: str, args: Sequence[object]) -> object:
         if method == "figures" and not args:
