@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import socket
 from argparse import Namespace
@@ -27,8 +28,8 @@ _START_END_S: Final = 5.0
 """Seconds that a start which is broken off may take to end."""
 
 
-async def serve(args: Namespace, config: ResolvedConfig) -> None:
-    """Run the server until a signal ends it.
+async def serve(args: Namespace, config: ResolvedConfig, admin_key: str | None = None) -> None:
+    """Run the server until a signal ends it. With an `admin_key` operators have their routes.
 
     Raises:
         OmniError: it cannot start; the command line prints its one line.
@@ -39,7 +40,17 @@ async def serve(args: Namespace, config: ResolvedConfig) -> None:
         if omni is None:
             return
         try:
-            await _serve(args, omni, address, sock, stop)
+            with contextlib.closing(MediaPool()) as pool:
+                app = await build_omni_app(args, omni, pool, admin_key)
+                logger.info("serving on %s", address)
+                await serve_app(
+                    app,
+                    sock,
+                    args,
+                    drain_timeout_s=omni.config.limits.drain_timeout_s,
+                    stop=stop,
+                    end_requests=omni.aclose,
+                )
         finally:
             await omni.aclose()
 
@@ -76,22 +87,3 @@ async def _started(config: ResolvedConfig, stop: StopSignals) -> AsyncOmni | Non
         for task in (starting, stopping):
             task.cancel()
         await asyncio.gather(starting, stopping, return_exceptions=True)
-
-
-async def _serve(
-    args: Namespace, omni: AsyncOmni, address: str, sock: socket.socket, stop: StopSignals
-) -> None:
-    pool = MediaPool()
-    try:
-        app = await build_omni_app(args, omni, pool)
-        logger.info("serving on %s", address)
-        await serve_app(
-            app,
-            sock,
-            args,
-            drain_timeout_s=omni.config.limits.drain_timeout_s,
-            stop=stop,
-            end_requests=omni.aclose,
-        )
-    finally:
-        pool.close()
