@@ -56,7 +56,7 @@ async def test_a_killed_replica_comes_back_and_serves() -> None:
 
 async def test_a_stopped_replica_is_found_by_its_silence_and_replaced() -> None:
     launcher = ToneLauncher()
-    async with tone_server(launcher, stall_timeout_s=3.0, restart_backoff_s=0.1) as omni:
+    async with tone_server(launcher, stall_timeout_s=5.0, restart_backoff_s=0.1) as omni:
         stream = omni.generate("hello world", task=Task.SPEECH, speech=SpeechParams())
         os.kill(pid_of(launcher.started[0][1]), signal.SIGSTOP)
         with pytest.raises(ReplicaDiedError, match="voice/0 gave no sign of life for"):
@@ -67,7 +67,7 @@ async def test_a_stopped_replica_is_found_by_its_silence_and_replaced() -> None:
 
 async def test_a_forward_that_hangs_is_found_although_the_process_lives() -> None:
     launcher = ToneLauncher()
-    async with tone_server(launcher, stall_timeout_s=3.0, restart_backoff_s=0.1) as omni:
+    async with tone_server(launcher, stall_timeout_s=5.0, restart_backoff_s=0.1) as omni:
         stream = omni.generate("!sleep=1000", task=Task.SPEECH, speech=SpeechParams())
         with pytest.raises(ReplicaDiedError, match="voice/0 made no progress for"):
             await anext(stream)
