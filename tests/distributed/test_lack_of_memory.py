@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import errno
+import logging
 import os
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+import zmq
 
 from tests.distributed.sides import LARGE, Side, open_and_meet, round_trip
 from vllm_omni.distributed.omni_connectors import receiver, shared_memory, wire
@@ -104,6 +106,30 @@ def test_a_segment_that_the_receiver_cannot_open_costs_the_streams_under_way(
     thinker.sender.push("next", PAYLOAD)
     assert bytes(voice.next().payload) == PAYLOAD
     assert "used=0" in repr(thinker.sender._pool)
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+def test_a_sender_that_cannot_be_answered_fails_its_stream_and_not_its_next(
+    sides: tuple[Side, Side], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.CRITICAL)
+    thinker, voice = sides
+
+    def refuse_peer(address: str) -> Peer:
+        raise zmq.ZMQError(errno.EMFILE)
+
+    with monkeypatch.context() as context:
+        context.setattr(voice.connector._mailbox, "connect", refuse_peer)
+        voice.subscribe("s")
+        voice.settle()
+        thinker.sender.open(voice.receiver.address, "s")
+        failed = voice.next()
+    assert (failed.end, failed.error) == (
+        "error",
+        "stage thinker/0 cannot be answered: Too many open files",
+    )
+
+    open_and_meet(thinker, voice, "next")
 
 
 def test_an_end_that_finds_the_queue_full_arrives_later(

@@ -28,7 +28,7 @@ from vllm_omni.inputs.speech import SpeechParams
 from vllm_omni.outputs.media import AudioChunk
 
 SAMPLE_RATE_HZ = 8000
-_OPTIONS = {"load", "load_s", "self_test"}
+_OPTIONS = {"load", "load_s", "self_test", "tell"}
 
 
 @dataclass
@@ -49,6 +49,9 @@ class ToneModel:
             raise ConfigError(f"unknown option {sorted(unknown)[0]!r}")
         self._options = context.options
         self._is_broken = False
+        if "tell" in context.options:
+            with open(str(context.options["tell"]), "w") as file:
+                file.write("loading")
         match context.options.get("load"):
             case "fail":
                 raise OSError("no weights in\nthis folder")

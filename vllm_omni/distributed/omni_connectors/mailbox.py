@@ -34,6 +34,7 @@ _LOSS_GRACE_S = 0.05
 """Time for what a lost peer sent before it went to arrive through the other connection."""
 _TCP_HEARTBEAT_MS = 5000
 _CLOSE_LINGER_MS = 500
+_CLOSE_TIMEOUT_S = 2.0
 _GONE = zmq.EVENT_DISCONNECTED | zmq.EVENT_CLOSED | zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL
 
 
@@ -120,7 +121,14 @@ class Mailbox:
         self._wake()
         self._thread.join()
         os.close(self._wake_fd)
-        self._context.destroy(linger=_CLOSE_LINGER_MS)
+        # libzmq may wait for ever for a peer that died before it took the connection.
+        ending = threading.Thread(
+            target=self._context.destroy, args=(_CLOSE_LINGER_MS,), name="mailbox end", daemon=True
+        )
+        ending.start()
+        ending.join(_CLOSE_TIMEOUT_S)
+        if ending.is_alive():
+            logger.error("%r: its sockets did not close in time", self)
 
     def _connect(self, address: str) -> Peer:
         socket = self._context.socket(zmq.PUSH)
