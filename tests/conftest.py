@@ -1,6 +1,6 @@
 """Sorts tests into layers by folder and mark, so that `--layer` runs one of them.
 
-tests/{integration,parity,e2e}/ are the layers of these names. Of the other folders, which mirror
+tests/{integration,parity,e2e,dfx}/ are the layers of these names. Of the other folders, which mirror
 the source tree, tests marked `slow` or `weights` start processes or load models: integration.
 Everything else is a unit test.
 """
@@ -13,7 +13,7 @@ from typing import Final
 
 import pytest
 
-LAYERS: Final = ("unit", "integration", "parity", "e2e")
+LAYERS: Final = ("unit", "integration", "parity", "e2e", "dfx")
 _TESTS: Final = Path(__file__).parent
 
 
