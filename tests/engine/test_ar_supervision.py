@@ -23,7 +23,7 @@ from vllm_omni.engine.stage_client import Heartbeat
 from vllm_omni.engine.supervisor import Supervisor
 from vllm_omni.inputs.prompt import OmniPrompt
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
 PROMPT = OmniPrompt(token_ids=[12, 40, 77, 5, 130, 9])
 

@@ -95,6 +95,13 @@ def test_audio_slower_than_real_time_is_an_under_run(metrics, registry):
     assert samples["real_time_factor_count{voice}"] == 1
 
 
+def test_resubmissions_are_counted_by_the_stage_that_died(metrics, registry):
+    metrics.request_resubmitted("voice")
+    samples = scraped(registry)
+    assert samples["requests_resubmitted_total{voice}"] == 1
+    assert samples["requests_resubmitted_total{thinker}"] == 0
+
+
 def test_a_replicas_state_queue_and_restarts_are_shown(metrics, registry):
     metrics.replica_state("voice", 1, "starting")
     metrics.replica_state("voice", 1, "ready")
