@@ -7,17 +7,16 @@ from __future__ import annotations
 
 import contextlib
 import os
-import select
 import signal
 import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from tests.processes import Family
 from vllm_omni.distributed.run_directory import RunDirectory
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(180)]
@@ -53,29 +52,17 @@ class Program:
         self.pid = self._process.pid
         self.said = ""
         self.moment = pipe.read_text()
-        self.children = {os.pidfd_open(pid): pid for pid in descendants(self.pid)}
+        self.children = Family(self.pid)
 
-    def end(self) -> tuple[int, float]:
-        """Wait for the program; its return code, and how much longer its children lived."""
+    def end(self) -> int:
+        """Wait for the program and for its replicas; its return code."""
         _, said = self._process.communicate(timeout=PROGRAM_LIMIT_S)
         self.said = said.decode()
-        ended_s = time.monotonic()
-        waiting = select.poll()
-        for pidfd in self.children:
-            waiting.register(pidfd, select.POLLIN)
-        left = set(self.children)
-        while left and time.monotonic() < ended_s + CHILD_LIMIT_S:
-            for pidfd, _ in waiting.poll(CHILD_LIMIT_S * 1000):
-                waiting.unregister(pidfd)
-                left.discard(pidfd)
-        assert not left, [self.children[pidfd] for pidfd in left]
-        return self._process.returncode, time.monotonic() - ended_s
+        assert self.children.alive_after(CHILD_LIMIT_S) == []
+        return self._process.returncode
 
     def close(self) -> None:
-        for pidfd in self.children:
-            with contextlib.suppress(ProcessLookupError):
-                signal.pidfd_send_signal(pidfd, signal.SIGKILL)
-            os.close(pidfd)
+        self.children.close()
         if self._process.poll() is None:
             self._process.kill()
         self._process.communicate()
@@ -88,15 +75,6 @@ def program(folder: Path, *arguments: str) -> Iterator[Program]:
         yield running
     finally:
         running.close()
-
-
-def descendants(pid: int) -> list[int]:
-    """Processes below this one. They live: nobody has asked them to end."""
-    below = []
-    for task in Path(f"/proc/{pid}/task").iterdir():
-        for child in (task / "children").read_text().split():
-            below += [int(child), *descendants(int(child))]
-    return below
 
 
 def nothing_stays(folder: Path) -> bool:
@@ -133,7 +111,7 @@ def test_a_signal_ends_a_script_and_its_replicas(
     with program(folder, "omni", moment) as script:
         assert len(script.children) == 1
         os.kill(script.pid, number)
-        code, _ = script.end()
+        code = script.end()
 
     assert_interrupted(script, code, number)
     assert nothing_stays(folder)
@@ -143,7 +121,7 @@ def test_a_signal_ends_a_script_and_its_replicas(
 def test_control_c_ends_a_program_on_an_event_loop(folder: Path, moment: str) -> None:
     with program(folder, "async_omni", moment) as script:
         os.kill(script.pid, signal.SIGINT)
-        code, _ = script.end()
+        code = script.end()
 
     assert_interrupted(script, code, signal.SIGINT)
     assert nothing_stays(folder)
@@ -155,7 +133,7 @@ def test_a_program_that_forgets_to_shut_down_leaves_no_process(
     folder: Path, kind: str, ending: str, expected: int
 ) -> None:
     with program(folder, kind, "idle", ending) as script:
-        code, _ = script.end()
+        code = script.end()
 
     assert code == expected, script.said
     assert nothing_stays(folder)
