@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 import pytest_asyncio
+from vllm.sampling_params import RequestOutputKind
 from vllm.v1.engine.exceptions import EngineDeadError
 
 from tests.ar_replicas import Requests, greedy, replica
@@ -110,3 +111,33 @@ async def test_a_message_that_cannot_be_read_is_a_death_and_not_a_deaf_core(
 
     assert isinstance(error, EngineDeadError)
     assert time.monotonic() - begin_s < 10.0
+
+
+async def test_five_hundred_aborts_cost_next_to_no_memory(thinker: Requests) -> None:
+    pids = (os.getpid(), thinker.client.pid)
+    await abort_many(thinker, 100)
+    before = [resident_bytes(pid) for pid in pids]
+    files = [len(os.listdir(f"/proc/{pid}/fd")) for pid in pids]
+    await abort_many(thinker, 500)
+    grown = [resident_bytes(pid) - rss for pid, rss in zip(pids, before, strict=True)]
+
+    assert max(grown) < 500 * 20_000, grown
+    assert [len(os.listdir(f"/proc/{pid}/fd")) for pid in pids] == files
+    assert thinker.client._outputs.num_entries == 0
+
+
+async def abort_many(thinker: Requests, number: int) -> None:
+    """At different points of their lives: before, in and after the first step."""
+    for i in range(number):
+        request_id = f"{number}.{i}"
+        params = greedy(400, output_kind=RequestOutputKind.DELTA)
+        await thinker.submit(request_id, PROMPT, params, deadline_s=time.monotonic() + 600)
+        if i % 3 == 0:
+            await thinker.next(request_id)
+        await thinker.client.abort_requests_async([request_id])
+    assert await thinker.client.call_utility_async("num_requests") == 0
+
+
+def resident_bytes(pid: int) -> int:
+    fields = Path(f"/proc/{pid}/statm").read_text().split()
+    return int(fields[1]) * os.sysconf("SC_PAGE_SIZE")
