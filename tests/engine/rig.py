@@ -113,6 +113,15 @@ class Rig:
                 if errors := await self.errors():
                     return errors
 
+    async def next_output(self, timeout_s: float) -> ClientOutput:
+        """Wait for the first output that reaches a client."""
+        async with asyncio.timeout(timeout_s):
+            while True:
+                if outputs := await self.outputs():
+                    return outputs[0]
+                for batch in await self.outbox.take():
+                    self.received.extend(batch)
+
     async def outputs(self) -> list[ClientOutput]:
         return [item for item in await self.drain() if isinstance(item, ClientOutput)]
 
