@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import statistics
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
@@ -34,8 +34,11 @@ class ProcessWatch:
     """By name (`api`, `voice/0`) and process id: a restarted replica is another process."""
     shared_bytes: list[tuple[float, int]] = field(default_factory=list)
 
-    def sample(self, at: float) -> None:
+    def sample(self, at: float, ready: Collection[str] | None = None) -> None:
+        """Take a sample of the API process and of the replicas in `ready`, or of all."""
         for name, pid in named_processes(self.server_pid):
+            if ready is not None and name != API and name not in ready:
+                continue  # it loads
             try:
                 process = psutil.Process(pid)
                 rss_bytes, num_files = process.memory_info().rss, process.num_fds()

@@ -16,6 +16,7 @@ import contextlib
 import json
 import os
 import random
+import re
 import signal
 import sys
 import tempfile
@@ -42,6 +43,10 @@ MAX_ABORT_BYTES: Final = 20_000
 MAX_FILE_GROWTH: Final = 8
 MAX_SHARED_GROWTH: Final = 1 << 20
 _WARM_UP_ABORTS: Final = 150
+_READY: Final = re.compile(
+    r'vllm_omni_replica_state\{replica="(?P<replica>\d+)",stage="(?P<stage>[^"]+)",'
+    r'state="ready"\} (?P<value>\S+)'
+)
 _TEXT: Final = "Tell me a story about a clock."
 _LATE_S: Final = 2.0
 """For the way back of an answer on a busy machine."""
@@ -119,7 +124,7 @@ async def mixed(
 
     asking = asyncio.gather(*(ask(seed) for seed in range(arguments.clients)))
     beside = [
-        asyncio.create_task(_sample(watch)),
+        asyncio.create_task(_sample(watch, client)),
         asyncio.create_task(_kill_in_turn(server, client, arguments, tally)),
     ]
     try:
@@ -135,9 +140,10 @@ async def mixed(
     return watch
 
 
-async def _sample(watch: ProcessWatch) -> None:
+async def _sample(watch: ProcessWatch, client: LoadClient) -> None:
     while True:
-        watch.sample(time.monotonic())
+        states = await _replica_states(client)
+        watch.sample(time.monotonic(), {name for name, is_ready in states.items() if is_ready})
         await asyncio.sleep(1.0)
 
 
@@ -153,24 +159,25 @@ async def _kill_in_turn(
         with contextlib.suppress(ProcessLookupError):
             os.kill(pid, signal.SIGKILL)
         tally.num_kills += 1
-        while len(named_processes(server.process.pid)) <= len(replicas) or not await _serves(
-            client
-        ):
+        while not await _is_back(client, server, pid):
             if time.monotonic() - begun_s > arguments.recovery:
                 raise ServerError(f"{name} did not come back within {arguments.recovery:g} s")
             await asyncio.sleep(0.1)
         tally.recovery_s.append(time.monotonic() - begun_s)
 
 
-async def _serves(client: LoadClient) -> bool:
-    """Every replica is ready, by `/metrics`."""
-    status, text = await client.get("/metrics", 10.0)
-    ready = [
-        line.endswith(" 1.0")
-        for line in str(text).splitlines()
-        if line.startswith("vllm_omni_replica_state{") and 'state="ready"' in line
-    ]
-    return status == 200 and bool(ready) and all(ready)
+async def _is_back(client: LoadClient, server: Server, old_pid: int) -> bool:
+    """The killed process is gone and every replica serves."""
+    if any(pid == old_pid for _, pid in named_processes(server.process.pid)):
+        return False
+    return all((await _replica_states(client)).values())
+
+
+async def _replica_states(client: LoadClient) -> dict[str, bool]:
+    """Which replicas are ready, by `/metrics`."""
+    _, text = await client.get("/metrics", 30.0)
+    found = (_READY.match(line) for line in str(text).splitlines())
+    return {f"{one['stage']}/{one['replica']}": one["value"] == "1.0" for one in found if one}
 
 
 def report(

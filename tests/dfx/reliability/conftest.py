@@ -57,6 +57,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerUnderTest
         _arguments(),
         env={"PYTHONPATH": os.pathsep.join([str(plugin), str(_ROOT)])},
         inside=inside,
+        timeout_s=900.0,
     ) as served:
         yield ServerUnderTest(
             served.url, served.process.pid, True, bool(inside), DEADLINE_S, served.log

@@ -28,7 +28,7 @@ from tests.dfx.reliability.requests import PACE_MS, STAGES, finish, streaming
 
 _PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(300, func_only=True)]
 
 
 async def spoken(

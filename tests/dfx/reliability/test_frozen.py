@@ -10,7 +10,7 @@ from tests.dfx.reliability.harness import Rig, assert_ended_in_time, note, under
 from tests.dfx.reliability.processes import ended
 from tests.dfx.reliability.requests import STAGES, ask, finish, streaming
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(300, func_only=True)]
 
 STALL_S = 5.0
 """`stall_timeout_s` of every stage."""

@@ -28,7 +28,7 @@ from vllm_omni.errors import ERRORS_BY_CODE
 pytestmark = [
     pytest.mark.gpu,
     pytest.mark.slow,
-    pytest.mark.timeout(900),
+    pytest.mark.timeout(900, func_only=True),
     pytest.mark.skipif(not URL, reason="VLLM_OMNI_RELIABILITY_URL names no server"),
 ]
 

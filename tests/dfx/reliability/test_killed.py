@@ -12,7 +12,7 @@ from tests.dfx.reliability.harness import NOTICED_S, Lateness, Rig, note, runnin
 from tests.dfx.reliability.orders import Fault
 from tests.dfx.reliability.requests import STAGES, ask, finish, streaming
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(300, func_only=True)]
 
 
 @pytest.mark.parametrize("stage", STAGES)

@@ -11,7 +11,7 @@ from benchmarks.load_client import Outcome
 from tests.dfx.reliability.harness import Lateness, Rig, load_average, note, under_way
 from tests.dfx.reliability.requests import finish, streaming
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(300, func_only=True)]
 
 MAX_GAP_S = 0.3
 MIN_RATIO = 0.9

@@ -16,7 +16,7 @@ from tests.dfx.reliability.harness import (
 from tests.dfx.reliability.orders import Fault
 from tests.dfx.reliability.requests import STAGES, ask, finish, streaming
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(300, func_only=True)]
 
 ERRORS = [
     pytest.param(Fault.RAISE, (500, "request_failed"), id="exception"),
