@@ -151,7 +151,7 @@ def stage_timings(server: Server) -> dict[str, Any]:
     stages: dict[str, Any] = {}
     for (stage, name), parts in sums.items():
         if count := parts.get("_count"):
-            short = name.removeprefix("vllm_omni:").removeprefix("vllm_omni_")
+            short = name.removeprefix("vllm_omni_")
             mean = _rounded(parts["_sum"] / count)
             stages.setdefault(stage, {})[f"{short}_mean"] = mean
     return stages

@@ -7,11 +7,15 @@ Everything else is a unit test.
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Final
 
 import pytest
+
+# A run in the background starts with SIGINT ignored, and every process of the tests inherits it.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 LAYERS: Final = ("unit", "integration", "parity", "e2e", "dfx")
 _TESTS: Final = Path(__file__).parent

@@ -164,8 +164,7 @@ def ownership(root: Path, documents: Iterable[Document]) -> dict[str, list[str]]
 
 def render(rules: Mapping[str, Sequence[str]]) -> str:
     rows = [("*", [DEFAULT_OWNER]), *rules.items()]
-    width = max(len(pattern) for pattern, _ in rows) + 2
-    lines = [f"{pattern:<{width}}{' '.join(owners)}" for pattern, owners in rows]
+    lines = [f"{pattern} {' '.join(owners)}" for pattern, owners in rows]  # unaligned: small diffs
     return _HEADER + "\n".join(lines) + "\n"
 
 

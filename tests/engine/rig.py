@@ -15,6 +15,7 @@ from vllm_omni.config.pipeline import Modality, PipelineConfig, Task
 from vllm_omni.engine.bridge import PromptBridge
 from vllm_omni.engine.graph import RoutePlan, compile_plan
 from vllm_omni.engine.mailbox import Inbox, Outbox
+from vllm_omni.engine.metrics_protocol import EngineMetrics
 from vllm_omni.engine.omni_engine import load_bridges
 from vllm_omni.engine.orchestrator import Orchestrator, RpcQueue
 from vllm_omni.engine.queue_messages import AddRequest, ClientOutput, ErrorMessage
@@ -34,10 +35,11 @@ class Rig:
         pipeline: PipelineConfig | None = None,
         *,
         bridges: Mapping[str, PromptBridge] | None = None,
+        metrics: EngineMetrics | None = None,
     ) -> None:
         self.pipeline = pipeline or chain_pipeline(len(clients))
         self.pools = [
-            StagePool(i, stage.name, stage.kind, replicas)
+            StagePool(i, stage.name, stage.kind, replicas, metrics=metrics)
             for i, (stage, replicas) in enumerate(zip(self.pipeline.stages, clients, strict=True))
         ]
         self.inbox = Inbox(1024)
@@ -49,6 +51,7 @@ class Rig:
             self.outbox,
             self.rpc_queue,
             bridges=bridges if bridges is not None else load_bridges(self.pipeline),
+            metrics=metrics,
         )
         self.received: list[ClientOutput | ErrorMessage] = []
         self._ids = itertools.count()

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from vllm.sampling_params import RequestOutputKind, SamplingParams
+from vllm.sampling_params import RequestOutputKind, SamplingParams, StructuredOutputsParams
 from vllm.tokenizers import TokenizerLike, get_tokenizer
 from vllm.v1.engine import EngineCoreOutput, EngineCoreOutputs, EngineCoreRequest, FinishReason
 
@@ -122,6 +122,28 @@ def test_an_error_of_the_core_fails_the_request_and_stops_its_other_parts(
     assert output.failure is not None
     assert (output.failure.code, output.text) == ("request_failed", None)
     assert sent[1].request_id in result.abort
+
+
+def test_a_grammar_that_the_core_cannot_compile_is_the_client_s_mistake(
+    outputs: ArOutputs,
+) -> None:
+    constrained = prepared(structured_outputs=StructuredOutputsParams(regex="a{1,9}{2}"))
+    _, (sent,) = outputs.add("r", [constrained], ())
+    broken = EngineCoreOutput(sent.request_id, [], finish_reason=FinishReason.ERROR)
+
+    failure = step(outputs, broken).outputs[0].failure
+    assert (failure.code, failure.field) == ("invalid_request", "structured_outputs")
+
+
+def test_an_error_of_the_core_behind_the_first_constrained_token_is_its_own(
+    outputs: ArOutputs,
+) -> None:
+    constrained = prepared(structured_outputs=StructuredOutputsParams(regex="a+"))
+    _, (sent,) = outputs.add("r", [constrained], ())
+    step(outputs, EngineCoreOutput(sent.request_id, [40]))
+    broken = EngineCoreOutput(sent.request_id, [41], finish_reason=FinishReason.ERROR)
+
+    assert step(outputs, broken).outputs[0].failure.code == "request_failed"
 
 
 def test_an_abort_by_the_core_itself_is_a_failure_that_may_be_tried_again(

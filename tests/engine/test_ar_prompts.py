@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from vllm.sampling_params import SamplingParams
+from vllm.sampling_params import SamplingParams, StructuredOutputsParams
 
 from tests.ar_replicas import ENGINE_ARGS, greedy, spec_of
 from tests.tiny_models import make_tiny_llama
@@ -121,6 +121,13 @@ async def test_unset_max_tokens_fill_the_context(preparer: ArPreparer) -> None:
         (OmniPrompt(text="hi"), object(), {}, "sampling_params"),
         (OmniPrompt(text="hi"), greedy(4, logprobs=1000), {}, "logprobs"),
         (OmniPrompt(text="hi"), greedy(4, allowed_token_ids=[9999]), {}, "allowed_token_ids"),
+        (OmniPrompt(text="hi"), greedy(4, stream_interval=2**70), {}, "stream_interval"),
+        (
+            OmniPrompt(text="hi"),
+            greedy(4, structured_outputs=StructuredOutputsParams(regex="((")),
+            {},
+            "structured_outputs",
+        ),
         (OmniPrompt(text="hi"), greedy(4, extra_args={"omni_targets": []}), {}, "extra_args"),
         (OmniPrompt(text="hi"), None, {"prioritty": 1}, "prioritty"),
     ],

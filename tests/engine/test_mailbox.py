@@ -93,6 +93,16 @@ async def test_a_slow_reader_gets_merged_outputs_in_order() -> None:
     assert len(await outbox.take()) == 1
 
 
+async def test_what_is_written_while_the_queue_is_emptied_does_not_overtake_the_overflow() -> None:
+    outbox = Outbox(1)
+    outbox.put([delta("a", "one ")])
+    outbox.put([delta("a", "two ")])
+    outbox._queue.sync_q.get_nowait()  # the reader has begun to empty the queue
+    outbox.put([delta("a", "three")])
+    (batch,) = outbox._take_rest()
+    assert [texts(item) for item in batch] == ["two three"]
+
+
 async def test_merged_audio_loses_no_sample() -> None:
     outbox = Outbox(1)
     for _ in range(4):

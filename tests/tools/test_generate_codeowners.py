@@ -50,6 +50,14 @@ def test_the_file_in_the_tree_equals_the_documents() -> None:
     assert complaints(ROOT) == []
 
 
+def test_every_room_has_an_owner() -> None:
+    rules = ownership(ROOT, read_documents(ROOT))
+    files = (ROOT / "vllm_omni").rglob("*.py")
+    rooms = {f"/vllm_omni/{file.relative_to(ROOT).parts[1]}/" for file in files}
+
+    assert sorted(room for room in rooms if not room.endswith(".py/") and room not in rules) == []
+
+
 def test_a_folder_comes_before_its_parts_and_shared_paths_have_all_owners(root: Path) -> None:
     _write(
         root,

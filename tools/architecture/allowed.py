@@ -16,9 +16,7 @@ BROAD_EXCEPTS: Final[dict[str, str]] = {
         "the orchestrator thread's boundary: whoever waits for the start gets the error"
     ),
     "vllm_omni/engine/orchestrator.py:Orchestrator._guarded": "a request's boundary",
-    "vllm_omni/engine/orchestrator.py:Orchestrator._serve_rpc": (
-        "the caller's boundary: it gets the error"
-    ),
+    "vllm_omni/engine/replica_calls.py:call_replicas": ("the caller's boundary: it gets the error"),
     "vllm_omni/engine/process_child.py:ChildShell._beat": "a figure that cannot be had is no news",
     "vllm_omni/engine/process_child.py:run_child": "process boundary: the error goes to the parent",
     "vllm_omni/engine/supervisor.py:Supervisor._start_again": (

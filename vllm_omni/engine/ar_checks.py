@@ -6,10 +6,15 @@ core but the end of it, with every request it holds. Applied to every request, w
 
 from __future__ import annotations
 
+from typing import Final
+
 from vllm.config import VllmConfig
 from vllm.v1.engine import EngineCoreRequest
 
 from vllm_omni.errors import BadRequestError
+
+_MAX_INTEGER: Final = 2**63 - 1
+"""What can be written into a message to the core."""
 
 
 def refuse_fatal(request: EngineCoreRequest, vllm_config: VllmConfig) -> None:
@@ -20,6 +25,8 @@ def refuse_fatal(request: EngineCoreRequest, vllm_config: VllmConfig) -> None:
         raise BadRequestError(
             f"max_tokens must be at least 1, got {params.max_tokens}", field="max_tokens"
         )
+    if params is not None and (params.stream_interval or 0) > _MAX_INTEGER:
+        raise BadRequestError("stream_interval is out of range", field="stream_interval")
     num_tokens = len(request.prompt_token_ids or ())
     if request.prompt_embeds is not None:
         _check_embeds(request, vllm_config)

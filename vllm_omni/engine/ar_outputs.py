@@ -24,7 +24,7 @@ from vllm_omni.core.token_streams import TARGETS_KEY
 from vllm_omni.engine.ar_prompts import PreparedPrompt
 from vllm_omni.engine.ar_requests import PartOutputs, RunningRequest
 from vllm_omni.engine.messages import StageFailure, StageOutput, StreamTarget
-from vllm_omni.errors import RequestFailedError, StageUnavailableError
+from vllm_omni.errors import BadRequestError, RequestFailedError, StageUnavailableError
 
 logger = logging.getLogger(__name__)
 
@@ -83,6 +83,7 @@ class ArOutputs:
         to_send = []
         for i, part in enumerate(parts):
             params = _sampling_params(part.requests[0])
+            running.is_constrained |= params.structured_outputs is not None
             running.parts.append(
                 PartOutputs(params.output_kind, len(part.requests), part.separator)
             )
@@ -140,7 +141,7 @@ class ArOutputs:
         message: EngineCoreOutputs,
         result: Processed,
     ) -> None:
-        failure = self._failure(output)
+        failure = self._failure(running, output)
         if failure is not None:
             self._fail(running, failure, result)
             return
@@ -154,9 +155,13 @@ class ArOutputs:
         if running.finished:
             self.drop(running.request_id)
 
-    def _failure(self, output: EngineCoreOutput) -> StageFailure | None:
+    def _failure(self, running: RunningRequest, output: EngineCoreOutput) -> StageFailure | None:
         """Ends that are not the request's own: this side aborts without hearing of it again."""
         if output.finish_reason is FinishReason.ERROR:
+            if running.is_constrained and not output.new_token_ids:
+                # The core compiles the grammar when it has the request, and tells no more.
+                message = "the grammar of the structured output cannot be compiled"
+                return StageFailure(BadRequestError.code, message, "structured_outputs")
             message = f"stage {self._stage} failed this request"
             return StageFailure(RequestFailedError.code, message)
         if output.finish_reason is FinishReason.ABORT:

@@ -128,14 +128,17 @@ class PromptProcessor:
         unknown = set(options) - {*_PASSED_OPTIONS, *_REQUEST_OPTIONS, *_OTHER_OPTIONS}
         if unknown:
             raise BadRequestError(f"unknown option {min(unknown)!r}", field=min(unknown))
+        field = "prompt"
         try:
             # What vLLM's own transcription serving rendered for this model is taken as it is.
             if self._speech is not None and (prompt.audio or prompt.engine_input is None):
                 return await self._process_speech(request_id, prompt, params, options)
             engine_input = await self._render(prompt, options)
+            # What vLLM names no field for is, past the rendering, a grammar if there is one.
+            field = "prompt" if params.structured_outputs is None else "structured_outputs"
             request = self._request(request_id, engine_input, params, options)
         except (VLLMClientError, ValueError, TypeError) as error:
-            raise as_bad_request(error) from error
+            raise as_bad_request(error, field) from error
         text = options.get("prompt_text") or prompt.text or engine_input.get("prompt")
         return [PreparedPrompt([request], text)]
 
@@ -244,6 +247,7 @@ def as_bad_request(error: Exception, field: str = "prompt") -> BadRequestError:
     """A refusal of vLLM's as ours; the field is the one that vLLM names, if it does."""
     if isinstance(error, BadRequestError):
         return error
+    message: object = error
     if isinstance(error, VLLMValidationError):
-        return BadRequestError(str(error.args[0]), field=error.parameter or field)
-    return BadRequestError(" ".join(str(error).split()), field=field)
+        message, field = error.args[0], error.parameter or field
+    return BadRequestError(" ".join(str(message).split()), field=field)

@@ -103,6 +103,8 @@ class RunningRequest:
     parts: list[PartOutputs]
     streams: bool = False
     """Its tokens go to other replicas."""
+    is_constrained: bool = False
+    """Its text must follow a grammar."""
     engine_ids: list[str] = field(default_factory=list)
     """Ids inside the core, those of `n` choices one by one."""
     parent_ids: set[str] = field(default_factory=set)

@@ -84,7 +84,7 @@ class SpeechPrompter:
             )
             prompt = self._model_class.get_generation_prompt(params)
             if decoder_prompt is not None:
-                prompt = {**prompt, "decoder_prompt": {"prompt": str(decoder_prompt)}}
+                prompt = with_decoder_prompt(prompt, str(decoder_prompt))
             prompts.append(prompt)
         return SpeechPrompts(prompts, "" if spaceless else " ")
 
@@ -113,6 +113,20 @@ class SpeechPrompter:
             overlap_duration_s=config.overlap_chunk_second,
             min_energy_window_size=config.min_energy_split_window_size,
         )
+
+
+def with_decoder_prompt(prompt: Mapping[str, Any], own: str) -> dict[str, Any]:
+    """A speech prompt with the checkpoint's own decoder prompt in place of the model class's.
+
+    What a user wrote stands before the first token of both, and stays.
+    """
+    decoder = prompt["decoder_prompt"]
+    text = str(decoder["prompt"] if isinstance(decoder, Mapping) else decoder)
+    opening, mark, _ = own.partition("|>")
+    before, found, _ = text.partition(opening + mark)
+    if not (mark and found):
+        before = ""
+    return {**prompt, "decoder_prompt": {"prompt": before + own}}
 
 
 def resample(audio: AudioInput, rate_hz: int) -> NDArray[np.float32]:

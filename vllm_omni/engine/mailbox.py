@@ -114,9 +114,14 @@ class Outbox:
             EngineStoppedError: the orchestrator has ended and everything was read.
         """
         try:
-            batches = [await self._queue.async_q.get()]
+            first = await self._queue.async_q.get()
         except janus.AsyncQueueShutDown:
             raise EngineStoppedError("the engine has stopped") from None
+        return [first, *self._take_rest()]
+
+    def _take_rest(self) -> list[OutputBatch]:
+        """All that is there now: the queue's batches, and then what overflowed after them."""
+        batches: list[OutputBatch] = []
         while True:
             try:
                 batches.append(self._queue.async_q.get_nowait())

@@ -29,9 +29,9 @@ from vllm_omni.engine.queue_messages import (
     ErrorMessage,
     RpcCall,
     RpcResult,
-    ToOrchestrator,
     UpdateRequest,
 )
+from vllm_omni.engine.replica_calls import call_replicas
 from vllm_omni.engine.request_state import OrchestratorRequestState
 from vllm_omni.engine.stage_client import StageClient
 from vllm_omni.engine.stage_pool import StagePool
@@ -216,12 +216,13 @@ class Orchestrator(Submission):
         states = self.request_states
         for output in outputs:
             state = states.get(output.request_id)
-            if state is None:
-                continue  # released meanwhile
+            if state is None or stage_id in state.finished_ts:
+                continue  # released meanwhile, or late
             is_first = stage_id not in state.first_output_ts
             actions = decisions.on_stage_output(state, stage_id, output, now_s)
             if is_first or output.finished or output.audio is not None:
-                self._count_output(state, stage_id, output, now_s)
+                is_first = is_first and stage_id in state.first_output_ts
+                self._count_output(state, stage_id, output, now_s, is_first=is_first)
             for action in actions:
                 await self._perform(action, state, stage_id, replica_id, output)
 
@@ -293,12 +294,18 @@ class Orchestrator(Submission):
             await self._perform(action, parent, stage_id, replica_id, output)
 
     def _count_output(
-        self, state: OrchestratorRequestState, stage_id: int, output: StageOutput, now_s: float
+        self,
+        state: OrchestratorRequestState,
+        stage_id: int,
+        output: StageOutput,
+        now_s: float,
+        *,
+        is_first: bool,
     ) -> None:
         """Tell the metrics of a first output, of audio, and of an end."""
         name, since_s = state.plan.stages[stage_id].name, now_s - state.arrival_s
         audio = output.audio
-        if state.first_output_ts.get(stage_id) == now_s and stage_id not in state.audio_s:
+        if is_first:
             self._metrics.first_output(name, since_s)
         if audio is not None:
             if not state.audio_s:
@@ -360,26 +367,7 @@ class Orchestrator(Submission):
             await self._fail_request(_failure(DeadlineExceededError(text), request_id, stage_id))
 
     async def _serve_rpc(self, call: RpcCall) -> None:
-        """Call a method in every live replica asked for, all at once, within its timeout."""
-        stage_ids = call.stage_ids or range(len(self.stage_pools))
-        clients = [
-            client
-            for stage_id in stage_ids
-            for client in self.stage_pools[stage_id].clients
-            if client is not None
-        ]
-        try:
-            async with asyncio.timeout(call.timeout_s):
-                results = await asyncio.gather(
-                    *(client.call_utility_async(call.method, *call.args) for client in clients)
-                )
-            result = RpcResult(call.call_id, tuple(results))
-        except TimeoutError:
-            result = RpcResult(
-                call.call_id, error=f"{call.method} did not return within {call.timeout_s:g} s"
-            )
-        except Exception as error:  # noqa: BLE001  the caller's boundary: it gets the error
-            result = RpcResult(call.call_id, error=f"{type(error).__name__}: {error}")
+        result = await call_replicas(self.stage_pools, call)
         try:
             self._rpc_queue.sync_q.put_nowait(result)
         except (janus.SyncQueueFull, janus.SyncQueueShutDown):
@@ -393,6 +381,3 @@ def _failure(error: OmniError, request_id: str, stage_id: int | None = None) -> 
 def _first_leaf(group: BaseExceptionGroup[BaseException]) -> BaseException:
     first = group.exceptions[0]
     return _first_leaf(first) if isinstance(first, BaseExceptionGroup) else first
-
-
-__all__ = ["MEMBERSHIP_DRAIN_TIMEOUT_S", "Orchestrator", "RpcQueue", "ToOrchestrator"]

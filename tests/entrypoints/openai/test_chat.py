@@ -231,6 +231,9 @@ REFUSED: list[tuple[dict[str, object], str, str]] = [
     ({"messages": None}, "messages", "invalid_request"),
     ({"messages": [{}]}, "messages[0].role", "invalid_request"),
     ({"messages": ["hi"]}, "messages[0]", "invalid_request"),
+    ({"messages": [{"role": "user", "content": ["a"] * 5000}]}, "messages", "invalid_request"),
+    ({"messages": [{"role": "assistant", "tool_calls": 5}]}, "messages", "invalid_request"),
+    ({"structured_outputs": "x"}, "structured_outputs", "invalid_request"),
     ({"audio": {"voice": "nobody"}}, "audio.voice", "invalid_request"),
     ({"audio": {"format": "midi"}}, "audio.format", "invalid_request"),
     ({"audio": {"pitch": 3}}, "audio.pitch", "invalid_request"),
@@ -303,6 +306,9 @@ BAD_PARTS: list[tuple[object, str]] = [
     ({"type": "audio_url", "audio_url": {"url": "file:///etc/passwd"}}, ".audio_url.url"),
     ({"type": "audio_url", "audio_url": {"url": "data:audio/wav,xyz"}}, ".audio_url.url"),
     ({"type": "text", "text": f"look: {PLACEHOLDER}"}, ".text"),
+    ({"type": "text"}, ".text"),
+    ({"type": "text", "text": 5}, ".text"),
+    ({}, ".text"),
     (3, ""),
 ]
 

@@ -28,6 +28,7 @@ from tests.entrypoints.openai.http_rig import (
 from tests.fakes import eventually, failure_output, text_output
 from vllm_omni.engine.messages import StageOutput
 from vllm_omni.outputs.media import AudioChunk
+from vllm_omni.outputs.request_output import OmniRequestOutput
 
 
 @pytest.fixture
@@ -115,16 +116,34 @@ async def test_the_finish_comes_once_and_last(rig: Rig) -> None:
         assert audio_bytes(chunks, index)
 
 
+def play(rig: Rig, monkeypatch: pytest.MonkeyPatch, pcm: bytes, size: int) -> None:
+    """The engine gives out text, then `pcm` in pieces of `size` bytes that nothing merges."""
+
+    async def generate(*args: object, **kwargs: object) -> AsyncIterator[OmniRequestOutput]:
+        text = text_output("r", HELLO_TEXT, finished=True).text
+        yield OmniRequestOutput(request_id="r", stage="thinker", request_output=text)
+        for at in range(0, len(pcm), size):
+            chunk = AudioChunk(pcm[at : at + size], 22050)
+            yield OmniRequestOutput(request_id="r", stage="voice", audio=chunk)
+        yield OmniRequestOutput(request_id="r", stage="voice", finished=True)
+
+    monkeypatch.setattr(rig.omni, "generate", generate)
+
+
 @pytest.mark.parametrize("chunk_samples", [1, 2, 3, 7, 25])
 @pytest.mark.parametrize("form", ["pcm16", "wav", "flac"])
-async def test_joined_audio_is_the_source(rig: Rig, chunk_samples: int, form: str) -> None:
+async def test_joined_audio_is_the_source(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch, chunk_samples: int, form: str
+) -> None:
     pcm = tone(211)
-    size = 2 * chunk_samples
-    rig.voice.script = speaks_pcm(*(pcm[at : at + size] for at in range(0, len(pcm), size)))
+    play(rig, monkeypatch, pcm, 2 * chunk_samples)
 
     events = await rig.events(modalities=["audio"], audio={"format": form, "voice": "default"})
 
     data = audio_bytes(events)
+    if form != "flac":
+        num_pieces = sum("data" in delta.get("audio", {}) for delta in deltas(events))
+        assert num_pieces == -(-211 // chunk_samples)
     if form == "pcm16":
         assert data == pcm
         return
@@ -136,9 +155,10 @@ async def test_joined_audio_is_the_source(rig: Rig, chunk_samples: int, form: st
 
 
 @pytest.mark.parametrize("form", ["mp3", "opus"])
-async def test_joined_lossy_audio_is_one_valid_file(rig: Rig, form: str) -> None:
-    pcm = tone(22050)
-    rig.voice.script = speaks_pcm(*(pcm[at : at + 1400] for at in range(0, len(pcm), 1400)))
+async def test_joined_lossy_audio_is_one_valid_file(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch, form: str
+) -> None:
+    play(rig, monkeypatch, tone(22050), 1400)
 
     events = await rig.events(modalities=["audio"], audio={"format": form, "voice": "default"})
 

@@ -9,6 +9,7 @@ from http import HTTPStatus
 
 import httpx
 import pytest
+from fastapi.exceptions import RequestValidationError
 from vllm.exceptions import VLLMValidationError
 from vllm.v1.engine.exceptions import EngineDeadError
 
@@ -34,6 +35,12 @@ def test_every_error_of_ours_keeps_status_and_code(kind: type[OmniError]) -> Non
     assert (answer.status, answer.code) == (kind.status, kind.code)
     assert answer.message == "what happened"
     assert ("retry-after" in answer.response().headers) == kind.retryable
+
+
+def test_vllm_s_check_of_the_content_type_is_told_as_it_is() -> None:
+    answer = describe(RequestValidationError(["Unsupported Media Type"]))
+
+    assert (answer.status, answer.message) == (400, "Unsupported Media Type")
 
 
 @pytest.mark.parametrize(

@@ -186,6 +186,27 @@ async def test_a_port_in_use_is_one_clear_line(args: Namespace) -> None:
     gc.collect()
 
 
+@pytest.mark.filterwarnings("ignore::ResourceWarning")  # vLLM leaves the unbound socket to the GC
+async def test_the_port_is_taken_while_the_stages_start(
+    args: Namespace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begun = asyncio.Event()
+
+    async def create(**kwargs: Any) -> AsyncOmni:
+        begun.set()
+        await asyncio.Event().wait()
+        raise AssertionError("unreachable")
+
+    monkeypatch.setattr(AsyncOmni, "create", create)
+    first = asyncio.create_task(serve(args, fake_config(speaking_pipeline())))
+    await begun.wait()
+    with pytest.raises(ConfigError, match=f"cannot listen on 127.0.0.1:{args.port}"):
+        await asyncio.wait_for(serve(args, fake_config(speaking_pipeline())), 5)
+    first.cancel()
+    await asyncio.gather(first, return_exceptions=True)
+    gc.collect()
+
+
 async def test_a_stage_that_fails_at_start_ends_the_server(
     args: Namespace, monkeypatch: pytest.MonkeyPatch
 ) -> None:

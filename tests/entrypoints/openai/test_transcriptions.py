@@ -88,9 +88,10 @@ async def test_a_long_recording_is_several_prompts(rig: Rig) -> None:
 async def test_it_streams(rig: Rig) -> None:
     response = await transcribe(rig, stream="true")
 
-    *chunks, done = parse_events(response.text)
+    *chunks, whole, done = parse_events(response.text)
     text = "".join(chunk["choices"][0]["delta"]["content"] for chunk in chunks)
     assert text.split() == ["what", "I", "said"]
+    assert (whole["type"], whole["text"]) == ("transcript.text.done", text)
     assert done == "[DONE]"
 
 
@@ -103,8 +104,15 @@ async def test_the_official_client_reads_it(rig: Rig) -> None:
             model="tiny", file=("a.wav", RECORDING), language="en", response_format="text"
         )
 
+        stream = await client.audio.transcriptions.create(
+            model="tiny", file=("a.wav", RECORDING), language="en", stream=True
+        )
+        events: list[Any] = [event async for event in stream]
+
     assert answer.text == "what I said"
     assert text == "what I said\n"
+    assert {event.type for event in events[:-1]} == {"transcript.text.delta"}
+    assert "".join(event.delta for event in events[:-1]) == events[-1].text == "what I said"
 
 
 @pytest.mark.parametrize(
@@ -120,6 +128,8 @@ async def test_the_official_client_reads_it(rig: Rig) -> None:
         (RECORDING, {"temperature": "warm"}, "temperature"),
         (RECORDING, {"model": "nope"}, "model"),
         (RECORDING, {"language": "klingon"}, None),
+        (RECORDING, {"response_format": "srt"}, "response_format"),
+        (RECORDING, {"response_format": "vtt", "stream": "true"}, "stream"),
     ],
 )
 async def test_what_cannot_be_transcribed_is_refused(

@@ -30,6 +30,8 @@ from vllm_omni.model_executor.models.smol_voice.speakable import speakable
         ("Tom &amp; Jerry", "Tom & Jerry"),
         ("\u201cQuoted\u201d isn\u2019t odd", '"Quoted" isn\'t odd'),
         ("text<|im_end|>", "text"),
+        ("one\x00two\x1b three", "one two three"),
+        ("&#1;", ""),
         ("Go to https://example.com today", "Go to example.com today"),
         ("...", ""),
         ("", ""),

@@ -101,7 +101,7 @@ def _extend_state(args: Namespace, app: FastAPI, omni: AsyncOmni, pool: MediaPoo
     if Task.TRANSCRIPTION in omni.config.pipeline.entries:
         state.openai_serving_transcription = OmniServingTranscription(
             AudioLimits(limits.max_audio_bytes, limits.max_audio_s),
-            default_language=_default_language(omni.config.pipeline),
+            settings=_speech_settings(omni.config.pipeline),
             engine_client=OmniEngineClient(omni, Task.TRANSCRIPTION),
             models=state.openai_serving_models,
             request_logger=state.openai_serving_chat.request_logger,
@@ -109,13 +109,11 @@ def _extend_state(args: Namespace, app: FastAPI, omni: AsyncOmni, pool: MediaPoo
         )
 
 
-def _default_language(pipeline: PipelineConfig) -> str | None:
-    """The language that the pipeline's recogniser expects unless a request says otherwise."""
+def _speech_settings(pipeline: PipelineConfig) -> Mapping[str, object]:
+    """What the pipeline's recogniser needs to know of its checkpoint (language, prompt)."""
     stage = pipeline.stages[pipeline.stage_id(pipeline.entries[Task.TRANSCRIPTION])]
     extra_args = stage.default_params.get("extra_args")
-    settings = extra_args.get(SETTINGS_KEY, {}) if isinstance(extra_args, Mapping) else {}
-    language = settings.get("language")
-    return str(language) if language else None
+    return extra_args.get(SETTINGS_KEY, {}) if isinstance(extra_args, Mapping) else {}
 
 
 def _chat_arguments(args: Namespace, app: FastAPI) -> dict[str, Any]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import logging
+from collections.abc import Mapping
 from dataclasses import dataclass
 from http import HTTPStatus
 from typing import Any, Final
@@ -174,9 +175,9 @@ def _code_of(status: HTTPStatus) -> str:
 def _describe_validation(exc: RequestValidationError | ValidationError) -> HttpError:
     """The first error that pydantic found: where and what, without the value."""
     errors = exc.errors()
-    first: dict[str, Any] = (
-        dict(errors[0]) if errors else {"msg": "the request is malformed", "loc": ()}
-    )
+    first: dict[str, Any] = {"msg": "the request is malformed", "loc": ()}
+    if errors:  # vLLM's own checks put a bare text there
+        first |= errors[0] if isinstance(errors[0], Mapping) else {"msg": errors[0]}
     cause = (first.get("ctx") or {}).get("error")
     if isinstance(cause, OmniError):
         return describe(cause)

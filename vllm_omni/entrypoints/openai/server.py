@@ -42,6 +42,8 @@ async def serve(args: Namespace, config: ResolvedConfig, admin_key: str | None =
         try:
             with contextlib.closing(MediaPool()) as pool:
                 app = await build_omni_app(args, omni, pool, admin_key)
+                # Its connections may linger when it has stopped; the next server must not wait.
+                sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
                 logger.info("serving on %s", address)
                 await serve_app(
                     app,
@@ -58,7 +60,10 @@ async def serve(args: Namespace, config: ResolvedConfig, admin_key: str | None =
 def _bind(args: Namespace) -> tuple[str, socket.socket]:
     """Take the port before anything slow; a port in use is the operator's error."""
     try:
-        return setup_server(args, reuse_port=False)
+        address, sock = setup_server(args, reuse_port=False)
+        # Until a socket listens, any other that may share its address could bind it too.
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 0)
+        return address, sock
     except OSError as exc:
         where = args.uds or f"{args.host or '0.0.0.0'}:{args.port}"
         raise ConfigError(f"cannot listen on {where}: {exc.strerror}") from None

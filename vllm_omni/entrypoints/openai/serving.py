@@ -15,6 +15,7 @@ from vllm_omni.errors import BadRequestError
 
 M = TypeVar("M", bound=BaseModel)
 T = TypeVar("T")
+_WRONG_TYPE = (TypeError, AttributeError, LookupError, ValueError, RecursionError)
 
 
 class OmniErrorsMixin(GenerateBaseServing):  # type: ignore[misc]
@@ -46,5 +47,18 @@ def parse_model(model: type[M], body: dict[str, Any]) -> M:
         return model.model_validate(body)
     except (ValidationError, BadRequestError):
         raise
-    except (TypeError, AttributeError, LookupError, ValueError, RecursionError):
-        raise BadRequestError("the request has a field of a wrong type") from None
+    except _WRONG_TYPE:
+        message = "the request has a field of a wrong type"
+        raise BadRequestError(message, field=_wrong_field(model, body)) from None
+
+
+def _wrong_field(model: type[BaseModel], body: dict[str, Any]) -> str | None:
+    """The field that validation trips over, found by trying each alone."""
+    for name in model.model_fields.keys() & body.keys():
+        try:
+            model.model_validate({name: body[name]})
+        except (ValidationError, BadRequestError):
+            continue
+        except _WRONG_TYPE:
+            return name
+    return None

@@ -24,6 +24,9 @@ _OTHER_MEDIA: Final = {
     "audio_embeds": Modality.AUDIO,
 }
 _AUDIO_KINDS: Final = ("input_audio", "audio_url")
+_TEXT_KINDS: Final = ("text", "input_text", "output_text", None)
+MAX_MESSAGES: Final = 4096
+"""Messages and parts of one request together: each costs time to validate, even an empty one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +47,7 @@ def find_audio(messages: object, readable: frozenset[Modality]) -> list[AudioPar
         raise BadRequestError("messages must be a list", field="messages")
     if not messages:
         raise BadRequestError("messages must not be empty", field="messages")
+    _check_count(messages)
     found: list[AudioPart] = []
     for i, message in enumerate(messages):
         path = f"messages[{i}]"
@@ -63,11 +67,24 @@ def find_audio(messages: object, readable: frozenset[Modality]) -> list[AudioPar
 
 def refuse_placeholder(body: dict[str, object], placeholder: str) -> None:
     """Refuse a placeholder in the client's own words: it would stand for media it never sent."""
-    for path, text in _texts(body):
+    if not any(placeholder in text for text in _texts(body)):
+        return
+    for path, text in _named_texts(body):
         if placeholder in text:
             raise BadRequestError(
                 f"{placeholder!r} is reserved in this model's prompts", field=path
             )
+
+
+def _check_count(messages: list[object]) -> None:
+    contents = [message.get("content") for message in messages if isinstance(message, dict)]
+    num_parts = sum(len(content) for content in contents if isinstance(content, list))
+    if len(messages) + num_parts > MAX_MESSAGES:
+        raise BadRequestError(
+            f"{len(messages)} messages with {num_parts} parts are more than the {MAX_MESSAGES} "
+            "that one request may have together",
+            field="messages",
+        )
 
 
 def _check_content(message: dict[str, object], path: str) -> None:
@@ -99,6 +116,7 @@ def _audio_source(part: object, path: str, readable: frozenset[Modality]) -> Aud
         raise BadRequestError("type must be a text", field=f"{path}.type")
     modality = Modality.AUDIO if kind in _AUDIO_KINDS else _OTHER_MEDIA.get(kind or "")
     if modality is None:
+        _check_text(part, kind, path)
         return None
     if modality not in readable or kind == "audio_embeds":
         raise UnsupportedModalityError(f"this model does not read {kind} parts", field=path)
@@ -106,7 +124,22 @@ def _audio_source(part: object, path: str, readable: frozenset[Modality]) -> Aud
         return _input_audio(part.get("input_audio"), f"{path}.input_audio")
     if kind == "audio_url":
         return _audio_url(part.get("audio_url"), f"{path}.audio_url")
+    if kind in ("image_url", "video_url"):
+        _check_inline(part.get(kind), f"{path}.{kind}")
     return None
+
+
+def _check_text(part: dict[str, object], kind: str | None, path: str) -> None:
+    """Kinds beside text are vLLM's to know or refuse."""
+    if kind in _TEXT_KINDS and not isinstance(part.get("text"), str):
+        raise BadRequestError("text must be a text", field=f"{path}.text")
+
+
+def _check_inline(value: object, path: str) -> None:
+    """Images and videos are vLLM's to decode, and its fetcher would connect anywhere."""
+    url, path = (value.get("url"), f"{path}.url") if isinstance(value, dict) else (value, path)
+    if not isinstance(url, str) or not url[:5].lower() == "data:":
+        raise BadRequestError("send a data URL", field=path)
 
 
 def _input_audio(value: object, path: str) -> AudioSource:
@@ -130,8 +163,21 @@ def _audio_url(value: object, path: str) -> AudioSource:
     return audio_source_from_url(value, path)
 
 
-def _texts(body: dict[str, object]) -> Iterator[tuple[str, str]]:
-    """Every text in a JSON value with its path. With a stack: nesting is the client's choice."""
+def _texts(body: dict[str, object]) -> Iterator[str]:
+    """Every text in a JSON value. With a stack: nesting is the client's choice."""
+    stack: list[object] = [body]
+    while stack:
+        value = stack.pop()
+        if isinstance(value, str):
+            yield value
+        elif isinstance(value, dict):
+            stack.extend(value.values())
+        elif isinstance(value, list):
+            stack.extend(item for item in value if isinstance(item, str | dict | list))
+
+
+def _named_texts(body: dict[str, object]) -> Iterator[tuple[str, str]]:
+    """The same, each with its path: many times slower, for a body known to be refused."""
     stack: list[tuple[str, object]] = list(body.items())
     while stack:
         path, value = stack.pop()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import copy
 import time
 from collections.abc import AsyncGenerator, AsyncIterator
@@ -18,6 +19,7 @@ from vllm_omni.entrypoints.openai.chat.parts import AudioPart, find_audio, refus
 from vllm_omni.entrypoints.openai.chat.protocol import AudioOptions, OmniChatRequest
 from vllm_omni.entrypoints.openai.chat.stream import SpokenAnswer, new_audio_id
 from vllm_omni.entrypoints.openai.engine_client import OmniEngineClient
+from vllm_omni.entrypoints.openai.media.decode import sniff
 from vllm_omni.entrypoints.openai.media.encode import (
     CHAT_FORMATS,
     AudioFormat,
@@ -91,10 +93,14 @@ class OmniServingChat(OmniErrorsMixin, OpenAIServingChat):  # type: ignore[misc]
         """
         self.engine_client.check_admission(1)
         parts = self._take_audio(body)
+        if self._reads_audio:
+            await self._inline(parts)
         request = parse_model(OmniChatRequest, body)
         bound = self._bound_to(request, parts)
         self.engine_client.check_places(request.n or 1, "n")
-        bound._scope.audio = await bound._load(parts)
+        if not self._reads_audio:
+            sources = [part.source for part in parts]
+            bound._scope.audio = await self._media.loader.load(sources)
         try:
             answer = answer_of(await bound.create_chat_completion(request, raw_request))
             if isinstance(answer, ChatCompletionResponse):
@@ -126,13 +132,15 @@ class OmniServingChat(OmniErrorsMixin, OpenAIServingChat):  # type: ignore[misc]
         """The prompt-reading stage takes audio itself: vLLM gets the parts."""
         return Modality.AUDIO in self._media.capabilities.native_inputs
 
-    async def _load(self, parts: list[AudioPart]) -> tuple[Any, ...]:
-        """Decoded audio for an upstream stage; none when vLLM reads the parts itself."""
-        if not self._reads_audio:
-            return await self._media.loader.load([part.source for part in parts])
+    async def _inline(self, parts: list[AudioPart]) -> None:
+        """Parts that vLLM will decode: fetched and sniffed here, so that it connects nowhere."""
         for part in parts:
-            await self._media.loader.check_media(await self._media.loader.read(part.source))
-        return ()
+            media = await self._media.loader.read(part.source)
+            await self._media.loader.check_media(media)
+            if part.source.url is not None:
+                data = base64.b64encode(media.data).decode()
+                url = {"url": f"data:audio/{sniff(media.data)};base64,{data}"}
+                part.replace({"type": "audio_url", "audio_url": url})
 
     def _bound_to(self, request: OmniChatRequest, parts: list[AudioPart]) -> OmniServingChat:
         """A copy for one request, with everything that can be refused refused."""

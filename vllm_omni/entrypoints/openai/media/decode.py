@@ -140,6 +140,8 @@ def _read_with_av(media: EncodedMedia, limits: AudioLimits) -> tuple[NDArray[np.
         if not container.streams.audio:
             raise BadRequestError("the file holds no audio", field=media.field)
         stream = container.streams.audio[0]
+        if stream.codec_context is None:
+            raise BadRequestError("the file is cut off or damaged", field=media.field)
         rate = stream.codec_context.sample_rate
         _check_shape(media, rate, stream.codec_context.channels)
         length_s = container.duration / av.time_base if container.duration else 0.0
@@ -178,5 +180,7 @@ def _too_long(media: EncodedMedia, limits: AudioLimits) -> BadRequestError:
 
 
 def _malformed(media: EncodedMedia, container: str, exc: Exception) -> BadRequestError:
-    reason = str(exc).strip().splitlines()[0][:120] if str(exc).strip() else type(exc).__name__
+    # libsndfile's text without the name of the buffer it read, which is an address in memory.
+    text = str(getattr(exc, "error_string", exc)).strip()
+    reason = text.splitlines()[0][:120] if text else type(exc).__name__
     return BadRequestError(f"the {container} data cannot be decoded: {reason}", field=media.field)

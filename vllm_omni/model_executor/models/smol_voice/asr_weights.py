@@ -6,7 +6,6 @@ Runs in the command that assembles the demo checkpoint; needs torch only to writ
 from __future__ import annotations
 
 import json
-import shutil
 import struct
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
@@ -157,8 +156,9 @@ def write_checkpoint(
     settings = json.loads((source / "config.json").read_text())
     vocabulary = json.loads((source / "tokenizer.json").read_text())
     ids = {token["content"]: token["id"] for token in vocabulary["added_tokens"]}
-    shutil.copyfile(source / "tokenizer.json", target / "tokenizer.json")
+    vocabulary["added_tokens"] += time_tokens(ids["<|notimestamps|>"] + 1)
     files = {
+        "tokenizer.json": vocabulary,
         "config.json": model_config(variables, ids, settings),
         "generation_config.json": generation_config(ids, settings),
         "preprocessor_config.json": PREPROCESSOR,
@@ -167,6 +167,15 @@ def write_checkpoint(
     for name, content in files.items():
         (target / name).write_text(json.dumps(content, indent=2) + "\n")
     progress("done", 0.2)
+
+
+def time_tokens(first_id: int) -> list[dict[str, object]]:
+    """The tokens of times, 0.00 to 30.00 s: the model has them, the source's tokenizer has not."""
+    flags = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False}
+    return [
+        {"id": first_id + i, "content": f"<|{i / 50:.2f}|>", **flags, "special": True}
+        for i in range(1501)
+    ]
 
 
 def model_config(

@@ -13,6 +13,7 @@ _RULES: Final[tuple[tuple[re.Pattern[str], str], ...]] = tuple(
     (re.compile(pattern), replacement)
     for pattern, replacement in (
         (r"<\|[^|<>\n]*\|>", " "),  # a special token's text
+        (r"[\x00-\x08\x0e-\x1f\x7f]+", " "),  # control characters; C ends a text at the first
         (r"(?m)^[ \t]*(?:```|~~~).*$", " "),  # code fences
         (r"(?m)^[ \t]*\|?[ \t]*:?-{2,}[-:| \t]*$", " "),  # rules and the line below a table's head
         (r"!?\[([^\[\]\n]*)\]\([^()\s]*(?:[ \t]+\"[^\"\n]*\")?\)", r"\1"),  # links and pictures
