@@ -1,8 +1,8 @@
 """Sorts tests into layers by folder and mark, so that `--layer` runs one of them.
 
-tests/{integration,parity,e2e,dfx}/ are the layers of these names. Of the other folders, which mirror
-the source tree, tests marked `slow` or `weights` start processes or load models: integration.
-Everything else is a unit test.
+tests/{integration,parity,e2e,dfx}/ are the layers of these names. Of the other folders, which
+mirror the source tree, tests marked `slow` or `weights` start processes or load models:
+integration. Everything else is a unit test.
 """
 
 from __future__ import annotations

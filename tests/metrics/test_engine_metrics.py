@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import timeit
 from collections.abc import Iterator
 from types import SimpleNamespace
 
@@ -166,8 +165,3 @@ def test_the_table_names_each_series_once_and_all_are_shown(metrics, registry):
 
 def test_vllm_does_not_take_our_series_for_its_own():
     assert not names.PREFIX.startswith("vllm:")
-
-
-def test_counting_a_request_costs_microseconds(metrics):
-    per_stage_us = timeit.timeit(lambda: serve_one(metrics), number=2000) / 2000 / 3 * 1e6
-    assert per_stage_us < 50  # a few on an idle machine; loose, for a shared one

@@ -31,7 +31,22 @@ BROAD_EXCEPTS: Final[dict[str, str]] = {
     "vllm_omni/model_executor/models/smol_voice/bridges.py:TokenReader.read": (
         "tokenizers raises plain Exception; every other message is raised again"
     ),
-    "vllm_omni/generation/forward.py:run_forward": "a batch's boundary: its members run one by one",
+    "vllm_omni/generation/forward.py:_run_apart": "a batch's boundary: its members run one by one",
+    "vllm_omni/generation/proc.py:OneShotReplica._call": "the boundary of one call",
+    "vllm_omni/model_executor/models/smol_voice/voice.py:PiperVoice._result": (
+        "the boundary of one request in the batch"
+    ),
+    "vllm_omni/core/stage_core.py:StageCore.add_request": (
+        "a request's boundary: outside it is the end of the core"
+    ),
+    "vllm_omni/core/stage_core.py:StageCore._or_die": (
+        "a thread's boundary: it becomes the death of the core"
+    ),
+    "vllm_omni/core/token_streams.py:TokenStreams.push": (
+        "the boundary of one request's streams: its text goes on"
+    ),
+    "vllm_omni/core/token_streams.py:TokenStreams.refuse": "the boundary of one request's streams",
+    "vllm_omni/core/token_streams.py:TokenStreams._leave": "the boundary of one request's streams",
 }
 """`path:function` of every handler that swallows everything: it stands at a boundary."""
 
