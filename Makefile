@@ -3,7 +3,7 @@
 #   make setup        .venv with everything, once (EXTRA=cpu|cuda, PYTHON=python3.12)
 #   make demo         ask the demo model by text and by voice; writes demo_out/
 #   make serve        the same server, kept running (PORT=8091)
-#   make test         format, types, architecture, then the tests: unit, integration, parity, e2e
+#   make test         format, types, architecture, then the tests: unit, integration, parity, e2e, dfx
 #   make check        the first half of it: format, types, architecture, documents
 #   make docs         the site, into site/
 #   make clean        remove what these made, except .venv

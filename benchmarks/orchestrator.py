@@ -34,6 +34,7 @@ from vllm.utils.gc_utils import freeze_gc_heap
 from vllm_omni.config.deploy import ResolvedConfig, ResolvedStage, ServerLimits, StageDeploy
 from vllm_omni.config.pipeline import Edge, Modality, PipelineConfig, StageConfig, StageKind, Task
 from vllm_omni.engine.messages import StageOutput, StageRequest
+from vllm_omni.engine.process_status import Heartbeat
 from vllm_omni.engine.replica_spec import ReplicaSpec
 from vllm_omni.entrypoints.async_omni import AsyncOmni
 from vllm_omni.inputs.prompt import OmniPrompt
@@ -113,6 +114,9 @@ class InstantEngine:
 
     def metrics(self) -> InstantEngine:
         return self
+
+    def heartbeat(self) -> Heartbeat:
+        return Heartbeat(time.monotonic(), 0, 0)
 
     async def shutdown_async(self, timeout_s: float) -> None:
         pass

@@ -12,7 +12,7 @@ import sys
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Final
 
@@ -63,17 +63,26 @@ class Server:
 
 @contextlib.contextmanager
 def serve(
-    model: Path, log: Path, arguments: list[str], *, port: int = 0, timeout_s: float = 300.0
+    model: Path,
+    log: Path,
+    arguments: list[str],
+    *,
+    port: int = 0,
+    timeout_s: float = 300.0,
+    env: Mapping[str, str] | None = None,
+    inside: Sequence[str] = (),
 ) -> Iterator[Server]:
     """Start `vllm serve MODEL --omni` and wait until it is ready; stop it on the way out.
+
+    `env` is added to the environment; `inside` is a command that runs the rest of its words.
 
     Raises:
         ServerError: it ended, or was not ready in time.
     """
     port = port or free_port()
     log.parent.mkdir(parents=True, exist_ok=True)
-    command = [str(Path(sys.executable).with_name("vllm")), "serve", str(model), "--omni"]
-    command += ["--host", "127.0.0.1", "--port", str(port), *arguments]
+    command = [*inside, str(Path(sys.executable).with_name("vllm")), "serve", str(model)]
+    command += ["--omni", "--host", "127.0.0.1", "--port", str(port), *arguments]
     with log.open("wb") as output:
         started_s = time.monotonic()
         process = subprocess.Popen(
@@ -81,6 +90,7 @@ def serve(
             stdin=subprocess.DEVNULL,
             stdout=output,
             stderr=subprocess.STDOUT,
+            env={**os.environ, **(env or {})},
             start_new_session=True,  # Ctrl-C is for us; the server is told by `_stop`
             preexec_fn=_die_with_parent,
         )

@@ -1,8 +1,8 @@
 """Sorts tests into layers by folder and mark, so that `--layer` runs one of them.
 
-tests/{integration,parity,e2e}/ are the layers of these names. Of the other folders, which mirror
-the source tree, tests marked `slow` or `weights` start processes or load models: integration.
-Everything else is a unit test.
+tests/{integration,parity,e2e,dfx}/ are the layers of these names. Of the other folders, which
+mirror the source tree, tests marked `slow` or `weights` start processes or load models:
+integration. Everything else is a unit test.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import pytest
 # A run in the background starts with SIGINT ignored, and every process of the tests inherits it.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
-LAYERS: Final = ("unit", "integration", "parity", "e2e")
+LAYERS: Final = ("unit", "integration", "parity", "e2e", "dfx")
 _TESTS: Final = Path(__file__).parent
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import math
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -22,6 +23,7 @@ from vllm_omni.config.deploy import ResolvedConfig, ResolvedStage, ServerLimits,
 from vllm_omni.config.pipeline import Edge, Modality, PipelineConfig, StageConfig, StageKind, Task
 from vllm_omni.engine.messages import StageFailure, StageOutput, StageRequest
 from vllm_omni.engine.metrics_protocol import EngineMetrics
+from vllm_omni.engine.process_status import Heartbeat
 from vllm_omni.engine.replica_spec import ReplicaSpec
 from vllm_omni.entrypoints.async_omni import AsyncOmni
 from vllm_omni.errors import OmniError
@@ -123,6 +125,8 @@ class FakeStageClient:
         """Raised by the next submits."""
         self.add_gate: asyncio.Event | None = None
         """Submits wait for it."""
+        self.beat: Heartbeat | None = Heartbeat(math.inf, 0, 0)
+        """Its latest; an idle one of this moment unless the test says otherwise."""
         self.utility: Callable[..., object] = lambda method, *args: None
         self._outputs: list[StageOutput] = []
         self._waiter: asyncio.Future[None] | None = None
@@ -208,6 +212,9 @@ class FakeStageClient:
     def metrics(self) -> FakeMetrics:
         return FakeMetrics(num_running=len(self.added))
 
+    def heartbeat(self) -> Heartbeat | None:
+        return self.beat
+
     async def shutdown_async(self, timeout_s: float) -> None:
         self.shutdown_calls += 1
 
@@ -275,6 +282,8 @@ class FakeLauncher:
     """By `stage/replica`."""
     on_start: Callable[[ReplicaSpec], Any] | None = None
     """Awaited before a replica is ready."""
+    restarted: list[FakeStageClient] = field(default_factory=list)
+    """Later incarnations, with the scripts of the first ones."""
 
     def replica_specs(self, config: ResolvedConfig) -> list[ReplicaSpec]:
         return [
@@ -300,6 +309,9 @@ class FakeLauncher:
         if spec.name in self.start_errors:
             raise self.start_errors[spec.name]
         client = self.clients[spec.stage_id][spec.replica_id]
+        if spec.incarnation > 1:
+            client = FakeStageClient(client.script, data_address=f"fake://{spec.incarnation_name}")
+            self.restarted.append(client)
         client.stage_id, client.replica_id, client.kind = spec.stage_id, spec.replica_id, spec.kind
         return client
 
@@ -377,7 +389,10 @@ def fake_config(
     num_replicas: Sequence[int] | None = None,
     limits: ServerLimits | None = None,
     devices: Mapping[str, tuple[str, ...]] | None = None,
+    deploy: Mapping[str, Any] | None = None,
 ) -> ResolvedConfig:
+    """`deploy` are further fields of every stage's `StageDeploy`; dead replicas stay dead unless
+    it says otherwise."""
     counts = num_replicas or [1] * len(pipeline.stages)
     return ResolvedConfig(
         model_dir=Path("/nowhere"),
@@ -387,7 +402,9 @@ def fake_config(
                 stage_id=i,
                 config=stage,
                 deploy=StageDeploy(
-                    num_replicas=counts[i], devices=(devices or {}).get(stage.name, ())
+                    num_replicas=counts[i],
+                    devices=(devices or {}).get(stage.name, ()),
+                    **{"max_restarts": 0, **(deploy or {})},
                 ),
                 model_dir=Path("/nowhere"),
             )
@@ -404,13 +421,14 @@ def fake_omni(
     limits: ServerLimits | None = None,
     preparers: Mapping[str, FakePreparer] | None = None,
     metrics: EngineMetrics | None = None,
+    deploy: Mapping[str, Any] | None = None,
 ) -> AsyncOmni:
     """A started `AsyncOmni` over fake replicas: `clients[stage_id][replica_id]`.
 
     Close it with `await omni.aclose()`, or use it in `async with`.
     """
     launcher = FakeLauncher(clients, preparers or {})
-    config = fake_config(pipeline, [len(replicas) for replicas in clients], limits)
+    config = fake_config(pipeline, [len(replicas) for replicas in clients], limits, deploy=deploy)
     return AsyncOmni(config=config, launcher=launcher, metrics=metrics)
 
 

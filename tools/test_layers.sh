@@ -5,7 +5,7 @@ set -uo pipefail
 cd "$(dirname "$0")/.."
 failed=()
 
-for layer in ${LAYERS:-unit integration parity e2e}; do
+for layer in ${LAYERS:-unit integration parity e2e dfx}; do
     printf '==> tests: %s\n' "$layer"
     code=0
     .venv/bin/python -m pytest -q -m "not gpu" --layer "$layer" "$@" || code=$?

@@ -24,6 +24,11 @@ def deploy_dir() -> Path | None:
     return path
 
 
+def admin_api_key() -> str | None:
+    """`VLLM_OMNI_ADMIN_API_KEY`: the key of operators, unless `--admin-api-key` gives one."""
+    return os.environ.get("VLLM_OMNI_ADMIN_API_KEY") or None
+
+
 def log_level() -> int | None:
     """`VLLM_OMNI_LOG_LEVEL`: level of this package's log lines; None: that of vLLM's."""
     name = "VLLM_OMNI_LOG_LEVEL"

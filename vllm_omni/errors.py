@@ -13,7 +13,10 @@
     +-- DeadlineExceededError      504  a wait ended; says what it waited for
     +-- RequestFailedError         500  a stage failed this one request
     |   +-- ReplicaDiedError       503  the replica that held this request died
+    |   +-- MemoryExhaustedError   503  a stage had no memory for this request just now
     +-- EngineStoppedError         503  the engine is shutting down or dead
+    +-- UnknownReplicaError        404  an operator named a replica that is not there
+    +-- ReplicaStateError          409  an operator asked for what the replica's state forbids
 
 A `code` is stable: clients may depend on it.
 """
@@ -121,12 +124,34 @@ class ReplicaDiedError(RequestFailedError):
     code = "replica_died"
 
 
+class MemoryExhaustedError(RequestFailedError):
+    """A stage had no memory for this request, with half the batch neither; it still serves."""
+
+    status = HTTPStatus.SERVICE_UNAVAILABLE
+    retryable = True
+    code = "out_of_memory"
+
+
 class EngineStoppedError(OmniError, RuntimeError):
     """The engine is shutting down or its orchestrator has died."""
 
     status = HTTPStatus.SERVICE_UNAVAILABLE
     retryable = True
     code = "engine_stopped"
+
+
+class UnknownReplicaError(OmniError, LookupError):
+    """There is no replica of that stage and number."""
+
+    status = HTTPStatus.NOT_FOUND
+    code = "unknown_replica"
+
+
+class ReplicaStateError(OmniError, RuntimeError):
+    """The replica is in a state in which this cannot be done."""
+
+    status = HTTPStatus.CONFLICT
+    code = "replica_state"
 
 
 ERRORS_BY_CODE: dict[str, type[OmniError]] = {}

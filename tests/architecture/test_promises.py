@@ -8,8 +8,10 @@ from typing import Final
 
 import pytest
 
+from tools.architecture.allowed import OWNED_WAITS
 from tools.architecture.boundaries import broad_excepts, stale_boundaries
 from tools.architecture.checks import CHECKS
+from tools.architecture.endless_waits import endless_waits, stale_owners
 
 ROOT: Final = Path(__file__).parents[2]
 Tree = Callable[[dict[str, str]], Path]
@@ -109,6 +111,23 @@ BROKEN: Final[list[tuple[str, dict[str, str], str]]] = [
         {"vllm_omni/core/x.py": "while a:\n    q.get(timeout=0.1)\n"},
         "vllm_omni/core/x.py:2 polls: q.get",
     ),
+    *(
+        (
+            "endless-waits",
+            {f"vllm_omni/{room}/x.py": f"class A:\n  async def f(self):\n    {wait}\n"},
+            f"x.py:3 waits for ever in A.f:{what}",
+        )
+        for room, wait, what in (
+            ("engine", "await self.event.wait()", "self.event.wait"),
+            ("engine", "return await queue.async_q.get()", "queue.async_q.get"),
+            ("engine", "x = await self.answer", "self.answer"),
+            ("engine", "await asyncio.wait({died})", "asyncio.wait"),
+            ("engine", "await asyncio.wait_for(x, None)", "asyncio.wait_for"),
+            ("distributed", "parts = self.socket.recv_multipart()", "self.socket.recv_multipart"),
+            ("distributed", "self.thread.join()", "self.thread.join"),
+            ("distributed", "self.poller.poll(None)", "self.poller.poll"),
+        )
+    ),
     (
         "unbounded-queues",
         {"vllm_omni/x.py": "q = asyncio.Queue()\n"},
@@ -157,6 +176,20 @@ FINE: Final[list[tuple[str, dict[str, str]]]] = [
     ("pickling", {"vllm_omni/x.py": "torch.load(p, weights_only=True)\n"}),
     ("sleeps", {"vllm_omni/engine/x.py": "asyncio.sleep(backoff_s)\nasyncio.sleep(0)\n"}),
     ("timed-polls", {"vllm_omni/engine/x.py": "while a:\n    sock.poll(None)\n    d.get(1)\n"}),
+    (
+        "endless-waits",
+        {
+            "vllm_omni/engine/x.py": (
+                "async def f():\n"
+                "  async with asyncio.timeout(5):\n    await event.wait()\n"
+                "  await asyncio.wait({a}, timeout=timeout_s)\n"
+                "  await asyncio.wait_for(event.wait(), 5)\n"
+                "  await other()\n  socket.recv(1, zmq.NOBLOCK)\n  thread.join(2.0)\n"
+                "  poller.poll(self._wait_ms())\n  ', '.join(names)\n"
+            ),
+            "vllm_omni/entrypoints/x.py": "async def f():\n  await event.wait()\n",
+        },
+    ),
     ("unbounded-queues", {"vllm_omni/x.py": "q = janus.Queue(64)\nr = queue.Queue(maxsize=n)\n"}),
 ]
 
@@ -187,6 +220,21 @@ def test_every_check_has_a_tree_that_it_refuses() -> None:
 
 def test_no_listed_boundary_is_gone() -> None:
     assert stale_boundaries(ROOT) == []
+
+
+def test_every_listed_wait_is_in_the_code_and_names_who_ends_it() -> None:
+    assert stale_owners(ROOT) == []
+    assert all(owner for owner in OWNED_WAITS.values())
+
+
+def test_a_listed_wait_is_allowed_until_it_is_gone(tree: Tree) -> None:
+    root = tree({"vllm_omni/engine/x.py": "async def f():\n  await event.wait()\n"})
+    owned = {"vllm_omni/engine/x.py:f:event.wait": "me", "vllm_omni/engine/x.py:g:y": "nobody"}
+
+    assert endless_waits(root, owned) == []
+    assert stale_owners(root, owned) == [
+        "vllm_omni/engine/x.py:g:y: listed in OWNED_WAITS, not in the code"
+    ]
 
 
 def test_a_listed_boundary_is_allowed_until_it_is_gone(tree: Tree) -> None:

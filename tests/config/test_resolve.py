@@ -241,6 +241,11 @@ def test_vllms_names_for_our_own_fields_set_those(model_dir: Path):
         ("limits:\n  media_fetch: publik", r"must be deny, public or host.*did you mean 'public'"),
         ("limits:\n  media_fetch: a.org,b", r"limits.media_fetch must be deny, public or host"),
         ("limits:\n  media_fetch: 3", r"limits.media_fetch must be text, got 3"),
+        ("limits:\n  resubmit: always", r"resubmit must be one of live, wait, never, got 'always'"),
+        ("limits:\n  resubmit: no", r"limits.resubmit must be text"),
+        ("stages:\n  mind:\n    max_restarts: -1", r"max_restarts must be at least 1, got -1"),
+        ("stages:\n  mind:\n    stall_timeout: 3", r"did you mean 'stall_timeout_s'"),
+        ("stages:\n  mind:\n    restart_backoff_s: 0", r"restart_backoff_s must be above 0"),
         ("limits: 3", r"yaml:1: limits must be a mapping"),
         ("stages:\n  mind: 3", r"yaml:2: stages.mind must be a mapping"),
         ("stages:\n  - mind", r"yaml:2: stages must be a mapping"),
@@ -277,6 +282,19 @@ def test_a_wrong_deploy_yaml_is_refused_with_path_and_line(
 ):
     with refused(message):
         resolved(model_dir, yaml)
+
+
+def test_how_a_stage_is_supervised(model_dir: Path):
+    yaml = """
+stages:
+  mind: {max_restarts: 0, restart_period_s: 60, restart_backoff_s: 0.5, stall_timeout_s: 0}
+limits: {resubmit: wait, replica_drain_timeout_s: 0}
+"""
+    config = resolved(model_dir, yaml)
+    deploy = config.stages[1].deploy
+    assert (deploy.max_restarts, deploy.restart_period_s) == (0, 60.0)
+    assert (deploy.restart_backoff_s, deploy.stall_timeout_s) == (0.5, 0.0)
+    assert (config.limits.resubmit, config.limits.replica_drain_timeout_s) == ("wait", 0.0)
 
 
 def test_empty_sections_and_an_empty_file_set_nothing(model_dir: Path):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping
 from typing import Any
 
@@ -126,3 +127,69 @@ def test_what_is_open_when_the_replica_stops_fails(sender: RecordingSender) -> N
     streams.close("stopped")
 
     assert sender.calls == [("fail", "a", "stopped"), ("fail", "b", "stopped")]
+
+
+class FailingSender(RecordingSender):
+    """Fails for one stream."""
+
+    def __init__(self, operation: str) -> None:
+        super().__init__()
+        self._operation = operation
+
+    def _check(self, operation: str, stream: str) -> None:
+        if (operation, stream) == (self._operation, "bad"):
+            raise OSError("too many open files")
+
+    def open(self, address: str, stream: str) -> None:
+        self._check("open", stream)
+        super().open(address, stream)
+
+    def push(
+        self, stream: str, payload: bytes | bytearray | memoryview, meta: Mapping[str, Any] | None
+    ) -> None:
+        self._check("push", stream)
+        super().push(stream, payload, meta)
+
+    def end(self, stream: str, reason: str = "stop") -> None:
+        self._check("end", stream)
+        super().end(stream, reason)
+
+    def fail(self, stream: str, message: str) -> None:
+        self._check("fail", stream)
+        super().fail(stream, message)
+
+
+@pytest.fixture
+def quiet() -> None:
+    logging.getLogger("vllm_omni.core").setLevel(logging.CRITICAL)
+
+
+@pytest.mark.usefixtures("quiet")
+@pytest.mark.parametrize("operation", ["push", "end", "fail"])
+def test_a_stream_that_cannot_be_written_never_reaches_the_busy_loop(operation: str) -> None:
+    sender = FailingSender(operation)
+    streams = TokenStreams(sender)
+    streams.open("r", params("bad"))
+    streams.open("good", params("s"))
+    last = EngineCoreOutput("r", [5], finish_reason=FinishReason.LENGTH)
+    streams.push([last, EngineCoreOutput("good", [6])])
+    streams.finish(["good"], FinishReason.ERROR)
+    streams.close("stopped")
+
+    assert ("push", "s", encode_tokens([6])) in sender.calls
+    assert ("fail", "s", "the engine failed this request") in sender.calls
+    if operation == "push":
+        assert ("fail", "bad", "its tokens could not be sent") in sender.calls
+    assert repr(streams) == "<TokenStreams open=0>"
+
+
+@pytest.mark.usefixtures("quiet")
+def test_streams_that_cannot_all_be_opened_are_failed_and_said() -> None:
+    sender = FailingSender("open")
+    streams = TokenStreams(sender)
+    with pytest.raises(OSError, match="too many open files"):
+        streams.open("r", params("first", "bad"))
+    streams.refuse(params("bad"), "unreadable")
+
+    assert ("fail", "first", "a stream of this request could not be opened") in sender.calls
+    assert repr(streams) == "<TokenStreams open=0>"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import logging
 import os
+import signal
 import subprocess
 import sys
 import threading
@@ -62,6 +63,28 @@ def test_a_receiver_that_is_killed_fails_the_streams_at_once(
 
     assert "used=0" in repr(thinker.sender._pool)
     assert repr(thinker.sender).endswith("links=0 streams=0>")
+
+
+def test_a_receiver_that_is_killed_before_it_takes_the_connection(
+    sides: tuple[Side, Side], tmp_path: Path
+) -> None:
+    thinker, _ = sides
+    address = f"ipc://{tmp_path}/stopped"
+    with subprocess.Popen(
+        [sys.executable, "-c", _RECEIVER, address], stdout=subprocess.PIPE
+    ) as receiver:
+        assert receiver.stdout is not None
+        assert receiver.stdout.readline() == b"ready\n"
+        receiver.send_signal(signal.SIGSTOP)
+        os.waitid(os.P_PID, receiver.pid, os.WSTOPPED)
+        thinker.sender.open(address, "s")
+        thinker.sender.push("s", bytes(LARGE))
+        receiver.kill()
+        assert thinker.next_failure() == ("s", f"the replica at {address} is gone")
+
+    begin = time.monotonic()
+    thinker.connector.close()
+    assert time.monotonic() - begin < 3.0
 
 
 def test_a_receiver_that_was_never_there_fails_the_stream(

@@ -107,14 +107,23 @@ class Rig:
     async def errors(self) -> list[ErrorMessage]:
         return [item for item in await self.drain() if isinstance(item, ErrorMessage)]
 
-    async def next_errors(self) -> list[ErrorMessage]:
+    async def next_errors(self, timeout_s: float = 5.0) -> list[ErrorMessage]:
         """Wait until the orchestrator has something for clients; the errors in it."""
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(timeout_s):
             while True:
                 for batch in await self.outbox.take():
                     self.received.extend(batch)
                 if errors := await self.errors():
                     return errors
+
+    async def next_output(self, timeout_s: float) -> ClientOutput:
+        """Wait for the first output that reaches a client."""
+        async with asyncio.timeout(timeout_s):
+            while True:
+                if outputs := await self.outputs():
+                    return outputs[0]
+                for batch in await self.outbox.take():
+                    self.received.extend(batch)
 
     async def outputs(self) -> list[ClientOutput]:
         return [item for item in await self.drain() if isinstance(item, ClientOutput)]
@@ -125,9 +134,9 @@ class Rig:
 
 
 @asynccontextmanager
-async def running(rig: Rig) -> AsyncIterator[Rig]:
+async def running(rig: Rig, timeout_s: float = 20.0) -> AsyncIterator[Rig]:
     """The rig with its orchestrator running; it must end without an error."""
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(timeout_s):
         task = asyncio.create_task(rig.orchestrator.run())
         try:
             await settle()

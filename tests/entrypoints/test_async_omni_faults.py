@@ -251,3 +251,31 @@ async def test_closing_fails_what_still_runs() -> None:
     assert [c.shutdown_calls for c in (stages.asr, stages.thinker, stages.voice)] == [1, 1, 1]
     assert [preparer.shutdown_calls for preparer in stages.preparers.values()] == [1, 1, 1]
     await stages.omni.aclose()
+
+
+@pytest.mark.parametrize("deadline_s", [0.0, -1.0, float("nan"), float("inf")])
+async def test_a_deadline_that_is_none_is_refused(deadline_s: float) -> None:
+    async with voice() as stages:
+        with pytest.raises(BadRequestError, match="a deadline is a finite time") as refusal:
+            await collect(stages.omni.generate("hi", DELTA, deadline_s=deadline_s))
+
+        assert refusal.value.field == "deadline_s"
+        assert stages.thinker.added == []
+
+
+async def test_an_engine_that_drains_takes_nothing_new_and_finishes_what_runs() -> None:
+    async with voice() as stages:
+        stages.thinker.script = None
+        running = asyncio.create_task(
+            collect(stages.omni.generate("hi", DELTA, output_modalities=["text"]))
+        )
+        await eventually(lambda: bool(stages.thinker.added))
+        closing = asyncio.create_task(stages.omni.aclose(drain_s=30.0))
+        await eventually(lambda: stages.omni.engine.is_stopping)
+        with pytest.raises(EngineStoppedError, match="shutting down"):
+            await collect(stages.omni.generate("new", DELTA))
+        request_id = stages.thinker.added[0].request_id
+        stages.thinker.emit(text_output(request_id, "late", finished=True))
+
+        assert text_of(await running) == "late"
+        await asyncio.wait_for(closing, 5)

@@ -2,7 +2,8 @@
 
 A word that begins with `!` is an order: `!raise` fails alone, `!batch` fails the forward it is in,
 `!nan` makes bad samples, `!die` ends the process, `!sleep=0.5` takes time, `!nothing` gives no
-audio.
+audio. `!memory=2` finds no memory in a forward of more than two, `!memory=0` in none; after
+`!broken` nothing finds any.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ from vllm_omni.inputs.speech import SpeechParams
 from vllm_omni.outputs.media import AudioChunk
 
 SAMPLE_RATE_HZ = 8000
-_OPTIONS = {"load", "load_s", "self_test"}
+_OPTIONS = {"load", "load_s", "self_test", "tell"}
 
 
 @dataclass
@@ -47,6 +48,10 @@ class ToneModel:
         if unknown := set(context.options) - _OPTIONS:
             raise ConfigError(f"unknown option {sorted(unknown)[0]!r}")
         self._options = context.options
+        self._is_broken = False
+        if "tell" in context.options:
+            with open(str(context.options["tell"]), "w") as file:
+                file.write("loading")
         match context.options.get("load"):
             case "fail":
                 raise OSError("no weights in\nthis folder")
@@ -72,8 +77,13 @@ class ToneModel:
         return ToneState(params.speed if isinstance(params, SpeechParams) else 1.0), words
 
     def forward(self, batch: Sequence[Work]) -> Sequence[AudioChunk | BaseException | None]:
-        if len(batch) > 1 and any(work.item == "!batch" for work in batch):
+        words = [str(work.item) for work in batch]
+        if len(batch) > 1 and "!batch" in words:
             raise RuntimeError("this batch does not run")
+        self._is_broken = self._is_broken or "!broken" in words
+        rooms = [int(w.partition("=")[2]) for w in words if w.startswith("!memory=")]
+        if self._is_broken or any(len(batch) > room for room in rooms):
+            raise MemoryError(f"no room for {len(batch)}")
         return [self._one(work) for work in batch]
 
     def finish(self, state: object) -> None:

@@ -195,7 +195,9 @@ async def test_a_deadline_is_kept_by_the_replica() -> None:
 
     failure = listener.ended["a"].failure
     assert failure is not None
-    assert failure.message.endswith("the deadline passed while waiting for stage thinker")
+    assert failure.message.endswith(
+        "waiting for the first chunk or the end of the stream of stage thinker"
+    )
 
 
 async def test_a_client_that_does_not_read_stops_the_forwards() -> None:
@@ -300,3 +302,25 @@ async def test_an_idle_replica_uses_no_cpu() -> None:
 def _cpu_ticks(pid: int) -> int:
     fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     return int(fields[11]) + int(fields[12])
+
+
+async def test_memory_that_runs_out_costs_the_requests_that_need_it() -> None:
+    async with running() as client:
+        listener = Listener(client)
+        await client.add_request_async(say("big", "one !memory=0"))
+        await client.add_request_async(say("small", "one two three"))
+        await listener.until_ended("big", "small")
+        client.check_health()
+
+    failure = listener.ended["big"].failure
+    assert failure is not None
+    assert failure.code == "out_of_memory"
+    small = listener.ended["small"].failure
+    assert listener.pcm["small"] == spoken("one two three") if small is None else small == failure
+
+
+async def test_a_device_without_memory_is_a_death() -> None:
+    async with running() as client:
+        await client.add_request_async(say("a", "!broken"))
+        with pytest.raises(EngineDeadError, match="MemoryError: no room for 1"):
+            await asyncio.wait_for(_read_for_ever(client), 5)

@@ -24,6 +24,7 @@ _SPEC.loader.exec_module(_layers)
         ("integration/test_start.py", [], "integration"),
         ("parity/test_voice.py", ["slow", "weights"], "parity"),
         ("e2e/test_chat.py", ["slow"], "e2e"),
+        ("dfx/reliability/test_killed.py", ["slow"], "dfx"),
     ],
 )
 def test_the_layer_of_a_test(path: str, marks: list[str], layer: str) -> None:

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Final
 
-from tools.architecture import boundaries, layers, model_names, sizes, waiting
+from tools.architecture import boundaries, endless_waits, layers, model_names, sizes, waiting
 
 CHECKS: Final[dict[str, Callable[[Path], list[str]]]] = {
     "layers": layers.upward_imports,
@@ -18,5 +18,6 @@ CHECKS: Final[dict[str, Callable[[Path], list[str]]]] = {
     "pickling": boundaries.pickling,
     "sleeps": waiting.sleeps,
     "timed-polls": waiting.timed_polls,
+    "endless-waits": endless_waits.endless_waits,
     "unbounded-queues": waiting.unbounded_queues,
 }

@@ -24,6 +24,17 @@ class StageDeploy:
     """ONE_SHOT and DIFFUSION: requests that share a forward. AUTOREGRESSIVE: `max_num_seqs`."""
     start_timeout_s: float = 300.0
     """A replica that makes no progress for this long while it loads counts as failed."""
+    max_restarts: int = 3
+    """Restarts of one replica within `restart_period_s`; beyond them it stays down. 0: none."""
+    restart_period_s: float = 300.0
+    """Time within which restarts count against `max_restarts`."""
+    restart_backoff_s: float = 1.0
+    """Wait before the first restart; doubled with each further one in the period."""
+    max_restart_backoff_s: float = 60.0
+    """Longest wait before a restart."""
+    stall_timeout_s: float = 60.0
+    """A replica is killed when it is silent, or makes no progress on work it could do, for this
+    long. 0: never."""
     engine_args: Mapping[str, object] = field(default_factory=dict)
     """Engine options by their own names; for AUTOREGRESSIVE vLLM's engine arguments."""
 
@@ -38,6 +49,12 @@ class ServerLimits:
     """Deadline of a request that names none."""
     drain_timeout_s: float = 10.0
     """How long SIGTERM waits for running requests."""
+    resubmit: str = "live"
+    """What becomes of a request whose replica died before anything of it reached the client.
+    `live`: it is submitted once more when another replica can take it. `wait`: also when one is
+    expected back before the request's deadline. `never`: it fails."""
+    replica_drain_timeout_s: float = 30.0
+    """How long a replica that an operator restarts may finish what it has."""
     max_audio_bytes: int = 25 * 1024 * 1024
     """Encoded bytes of one audio item."""
     max_audio_s: float = 120.0

@@ -24,7 +24,10 @@ STAGES: Final = "stages"
 ENGINE_ARGS: Final = "engine_args"
 
 _MEDIA_FETCH: Final = ("deny", "public")
-_MAY_BE_ZERO: Final = frozenset({"drain_timeout_s"})
+_RESUBMIT: Final = ("live", "wait", "never")
+_MAY_BE_ZERO: Final = frozenset(
+    {"drain_timeout_s", "replica_drain_timeout_s", "stall_timeout_s", "max_restarts"}
+)
 _HOST: Final = re.compile(r"(?=[^.]*\.)[A-Za-z0-9.:*-]+")
 """A host name or address. The dot tells it from a misspelt keyword."""
 
@@ -140,7 +143,7 @@ class Schema:
         if position >= len(setting.key):
             return ConfigError(f"{setting.source}: {setting.dotted} must be a mapping of settings")
         hint = did_you_mean(setting.key[position], names)
-        if not hint and 0 < len(names) <= 12:
+        if not hint and 0 < len(names) <= 24:
             hint = f"; known: {', '.join(names)}"
         return ConfigError(f"{setting.source}: unknown setting {setting.dotted!r}{hint}")
 
@@ -149,13 +152,15 @@ def _check_range(field: Field, value: object) -> None:
     """Bounds of our own fields; vLLM checks its own."""
     if ENGINE_ARGS in field.key or isinstance(value, bool):
         return
+    if field.name in _MAY_BE_ZERO and value == 0:
+        return
     if field.name == "media_fetch":
         _check_media_fetch(str(value))
+    elif field.name == "resubmit" and value not in _RESUBMIT:
+        raise ValueError(f"must be one of {', '.join(_RESUBMIT)}, got {value!r}")
     elif isinstance(value, int) and value < 1:
         raise ValueError(f"must be at least 1, got {value}")
     elif isinstance(value, float):
-        if field.name in _MAY_BE_ZERO and value == 0:
-            return
         if not (value > 0 and math.isfinite(value)):
             raise ValueError(f"must be above 0 and finite, got {value}")
         if field.name == "memory_fraction" and value > 1:

@@ -7,15 +7,22 @@ methods of `StageCore`, called through `call_utility_async` between two steps.
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+import time
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from typing import Any, Protocol
 
 import setproctitle
-from vllm.v1.engine import EngineCoreOutputs, EngineCoreRequest, FinishReason
+from vllm.v1.engine import (
+    EngineCoreOutputs,
+    EngineCoreRequest,
+    EngineCoreRequestType,
+    FinishReason,
+)
 from vllm.v1.engine.core import EngineCoreProc
-from vllm.v1.request import Request
+from vllm.v1.request import Request, RequestStatus
 
+from vllm_omni.core.request_deadlines import RequestDeadlines
 from vllm_omni.core.token_streams import TokenStreams
 from vllm_omni.distributed.omni_connectors.factory import open_connector
 from vllm_omni.platforms import current_platform
@@ -28,6 +35,8 @@ StepOutputs = dict[int, EngineCoreOutputs]
 
 class Shell(Protocol):
     """What the core needs of the process it runs in (`engine/process_child.py`)."""
+
+    figures: Callable[[], Mapping[str, float]]
 
     def ready(self, info: Mapping[str, object] | None = None) -> None: ...
 
@@ -57,8 +66,12 @@ class StageCore(EngineCoreProc):
     ) -> None:
         setproctitle.setproctitle(f"vllm-omni: {name}")  # vLLM has just set its own
         self._shell = shell
+        self._num_turns = 0
+        self._is_handling = False
         self._data_plane = ExitStack()
         self._streams: TokenStreams | None = None
+        self._deadlines = RequestDeadlines(time.monotonic)
+        self._thread_error: Exception | None = None
         if data_bind is not None:
             connector = open_connector(name, data_bind)
             self._data_plane.callback(connector.close)
@@ -66,13 +79,26 @@ class StageCore(EngineCoreProc):
         super().__init__(*args, **kwargs)
 
     def run_busy_loop(self) -> None:
+        self._shell.figures = self.figures
         self._shell.ready({"max_model_len": self.vllm_config.model_config.max_model_len})
         super().run_busy_loop()
 
     def add_request(self, request: Request, request_wave: int = 0) -> None:
-        if self._streams is not None:
-            self._streams.open(request.request_id, request.sampling_params)
-        super().add_request(request, request_wave)
+        request_id = request.request_id
+        is_new = request_id not in self.scheduler.requests
+        try:
+            if self._streams is not None:
+                self._streams.open(request_id, request.sampling_params)
+            super().add_request(request, request_wave)
+        except Exception:  # the boundary of one request: outside it is the end of the core
+            logger.exception("request %s could not be added", request_id)
+            if is_new:
+                super().abort_requests([request_id])
+            self._send_finish_outputs_to_client(
+                [request_id], request.client_index, FinishReason.ERROR
+            )
+            return
+        self._deadlines.add(request_id, request.sampling_params)
 
     def abort_requests(self, request_ids: list[str]) -> None:
         super().abort_requests(request_ids)
@@ -85,24 +111,75 @@ class StageCore(EngineCoreProc):
             self._streams.end(request_ids, "stop")
         self.abort_requests(request_ids)
 
+    def figures(self) -> Mapping[str, float]:
+        """For the heartbeat, called in its thread: requests, and whether the loop turns."""
+        num_runnable = 0 if self.is_scheduler_paused() else self.num_requests()
+        return {
+            "num_requests": self.num_requests(),
+            "progress": self._num_turns,
+            "num_runnable": max(num_runnable, int(self._is_handling)),
+        }
+
     def num_requests(self) -> int:
         """Requests this core holds, running or waiting."""
         return sum(self.scheduler.get_request_counts())
 
     def step(self) -> tuple[StepOutputs, bool]:
         outputs, executed = super().step()
+        self._num_turns += 1
         self._push(outputs)
+        self._drop_late()
         return outputs, executed
 
     def step_with_batch_queue(self) -> tuple[StepOutputs | None, bool]:
         outputs, executed = super().step_with_batch_queue()
+        self._num_turns += 1
         self._push(outputs)
+        self._drop_late()
         return outputs, executed
 
     def _push(self, outputs: StepOutputs | None) -> None:
         if self._streams is not None and outputs:
             for client_outputs in outputs.values():
                 self._streams.push(client_outputs.outputs)
+
+    def _drop_late(self) -> None:
+        """End what should have ended by its client: requests in the scheduler make steps happen."""
+        alive = self.scheduler.requests
+        late = self._deadlines.expired(alive, len(alive))
+        if not late:
+            return
+        logger.warning("%d requests are over their deadline and nobody aborted them", len(late))
+        if self._streams is not None:
+            self._streams.fail(late, "the deadline passed while this stage was writing")
+        self._send_abort_outputs(
+            self.scheduler.finish_requests(late, RequestStatus.FINISHED_ABORTED)
+        )
+
+    def process_input_sockets(self, *args: Any, **kwargs: Any) -> None:
+        self._or_die("input", lambda: super(StageCore, self).process_input_sockets(*args, **kwargs))
+
+    def process_output_sockets(self, *args: Any, **kwargs: Any) -> None:
+        self._or_die(
+            "output", lambda: super(StageCore, self).process_output_sockets(*args, **kwargs)
+        )
+
+    def _or_die(self, what: str, work: Callable[[], None]) -> None:
+        """Run a socket thread: without it the core would live on, deaf or mute, and all wait."""
+        try:
+            work()
+        except Exception as error:  # a thread's boundary: it becomes the death of the core
+            logger.exception("the %s thread of the core failed", what)
+            self._thread_error = error
+            self.input_queue.put_nowait((EngineCoreRequestType.EXECUTOR_FAILED, b""))
+
+    def _handle_client_request(self, request_type: EngineCoreRequestType, request: Any) -> None:
+        if self._thread_error is not None:
+            raise self._thread_error
+        self._is_handling = True
+        super()._handle_client_request(request_type, request)
+        self._is_handling = False
+        self._num_turns += 1
 
     def _handle_request_preproc_error(self, request: EngineCoreRequest) -> None:
         # Runs in the input thread, before `add_request` could open the streams.

@@ -17,6 +17,7 @@ import stat
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Final
 
 from vllm_omni.errors import ConfigError
 
@@ -28,12 +29,17 @@ _MAX_SOCKET_PATH = 107
 _LONGEST_SOCKET_NAME = 16
 
 
+_live: Final[set[RunDirectory]] = set()
+"""The folders of this process."""
+
+
 class RunDirectory:
     """One private folder. Only its creator's process may call `remove`."""
 
     def __init__(self, path: Path, lock_fd: int) -> None:
         self.path = path
         self._lock_fd = lock_fd
+        _live.add(self)
 
     @classmethod
     def create(cls, name: str, base: Path | None = None) -> RunDirectory:
@@ -64,9 +70,16 @@ class RunDirectory:
         """Remove the folder and what is in it. Repeatable."""
         if self._lock_fd < 0:
             return
+        _live.discard(self)
         shutil.rmtree(self.path, ignore_errors=True)
         os.close(self._lock_fd)
         self._lock_fd = -1
+
+
+def remove_run_directories() -> None:
+    """Remove every folder of this process, which is about to end in a hurry."""
+    for directory in list(_live):
+        directory.remove()
 
 
 def _check_base(base: Path) -> None:

@@ -25,7 +25,7 @@ from vllm_omni.engine.ar_prompts import PreparedPrompt, PromptProcessor
 from vllm_omni.engine.core_client import CoreClient
 from vllm_omni.engine.messages import StageFailure, StageOutput, StageRequest
 from vllm_omni.engine.process_shell import ReplicaProcess
-from vllm_omni.engine.process_status import ProcessExit
+from vllm_omni.engine.process_status import Heartbeat, ProcessExit
 from vllm_omni.engine.replica_death import ReplicaDeadError
 from vllm_omni.engine.replica_spec import ReplicaSpec
 from vllm_omni.errors import BadRequestError, DeadlineExceededError, RequestFailedError
@@ -105,11 +105,13 @@ class ArClient:
         finally:
             self._arriving.discard(request_id)
         self._refuse(request, parts)
-        running, to_send = self._outputs.add(request_id, parts, request.targets)
+        remaining_s = None
         if request.deadline_s is not None:
-            delay_s = request.deadline_s - time.monotonic()
+            remaining_s = request.deadline_s - time.monotonic()
+        running, to_send = self._outputs.add(request_id, parts, request.targets, remaining_s)
+        if remaining_s is not None:
             running.deadline = asyncio.get_running_loop().call_later(
-                delay_s, self._on_deadline, request_id
+                remaining_s, self._on_deadline, request_id
             )
         try:
             for engine_request in to_send:
@@ -228,6 +230,9 @@ class ArClient:
 
     def metrics(self) -> ArMetrics:
         return self._metrics
+
+    def heartbeat(self) -> Heartbeat | None:
+        return self._process.heartbeat()
 
     async def shutdown_async(self, timeout_s: float) -> None:
         await self._process.stop(timeout_s)

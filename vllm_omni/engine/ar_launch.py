@@ -57,7 +57,7 @@ async def start_ar_replica(spec: ReplicaSpec) -> ArClient:
     env = platform_of(spec.devices[0]).child_env(spec.devices) | env | dict(spec.env)
     spec = dataclasses.replace(spec, env=env)
     async with AsyncExitStack() as stack:
-        folder = RunDirectory.create(spec.name)
+        folder = RunDirectory.create(spec.incarnation_name)
         stack.callback(folder.remove)
         listeners = _listeners(folder)
         with _Handshake(folder, listeners.addresses) as handshake:

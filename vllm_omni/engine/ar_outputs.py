@@ -19,6 +19,7 @@ from vllm.v1.engine.output_processor import OutputProcessor
 from vllm.v1.engine.parallel_sampling import ParentRequest
 from vllm.v1.metrics.stats import IterationStats
 
+from vllm_omni.core.request_deadlines import REMAINING_KEY
 from vllm_omni.core.token_streams import TARGETS_KEY
 from vllm_omni.engine.ar_prompts import PreparedPrompt
 from vllm_omni.engine.ar_requests import PartOutputs, RunningRequest
@@ -65,9 +66,18 @@ class ArOutputs:
         return sum(map(len, (*tables, *theirs)))
 
     def add(
-        self, request_id: str, parts: Sequence[PreparedPrompt], targets: Sequence[StreamTarget]
+        self,
+        request_id: str,
+        parts: Sequence[PreparedPrompt],
+        targets: Sequence[StreamTarget],
+        remaining_s: float | None = None,
     ) -> tuple[RunningRequest, list[EngineCoreRequest]]:
         """Register a request; returns it and what the core is to be sent for it."""
+        extra_args: dict[str, object] = {}
+        if targets:
+            extra_args[TARGETS_KEY] = [[target.address, target.stream] for target in targets]
+        if remaining_s is not None:
+            extra_args[REMAINING_KEY] = remaining_s
         running = RunningRequest(request_id, [], streams=bool(targets))
         self._running[request_id] = running
         to_send = []
@@ -81,7 +91,7 @@ class ArOutputs:
                 key = f"{request_id}/{i}.{j}"
                 self._by_key[key] = (running, i, j)
                 running.keys.append(key)
-                for child, parent, index in _choices(_own_copy(key, request, targets)):
+                for child, parent, index in _choices(_own_copy(key, request, extra_args)):
                     self._processor.add_request(child, part.text, parent, index)
                     running.engine_ids.append(child.request_id)
                     if parent is not None:
@@ -165,17 +175,16 @@ class ArOutputs:
 
 
 def _own_copy(
-    key: str, request: EngineCoreRequest, targets: Sequence[StreamTarget]
+    key: str, request: EngineCoreRequest, extra_args: dict[str, object]
 ) -> EngineCoreRequest:
     """A copy under its own id: a request may be submitted again after its replica died."""
     request = copy.copy(request)
     request.request_id = key
     request.external_req_id = None
     InputProcessor.assign_request_id(request)
-    if targets:
-        params = _sampling_params(request).clone()
-        routes = [[target.address, target.stream] for target in targets]
-        params.extra_args = {**(params.extra_args or {}), TARGETS_KEY: routes}
+    if extra_args:
+        params = copy.copy(_sampling_params(request))
+        params.extra_args = {**(params.extra_args or {}), **extra_args}
         request.sampling_params = params
     return request
 

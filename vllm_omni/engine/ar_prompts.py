@@ -24,6 +24,7 @@ from vllm.utils.mistral import is_mistral_tokenizer
 from vllm.v1.engine import EngineCoreRequest
 from vllm.v1.engine.input_processor import InputProcessor
 
+from vllm_omni.core.request_deadlines import REMAINING_KEY
 from vllm_omni.core.token_streams import TARGETS_KEY
 from vllm_omni.engine.ar_checks import refuse_fatal
 from vllm_omni.engine.ar_speech import SETTINGS_KEY, SpeechPrompter, check_audio
@@ -121,8 +122,9 @@ class PromptProcessor:
                 f"sampling params of a text stage are SamplingParams, not {type(params).__name__}",
                 field="sampling_params",
             )
-        if TARGETS_KEY in (params.extra_args or {}):
-            raise BadRequestError(f"{TARGETS_KEY} is not a client's to set", field="extra_args")
+        for key in (TARGETS_KEY, REMAINING_KEY):
+            if key in (params.extra_args or {}):
+                raise BadRequestError(f"{key} is not a client's to set", field="extra_args")
         unknown = set(options) - {*_PASSED_OPTIONS, *_REQUEST_OPTIONS, *_OTHER_OPTIONS}
         if unknown:
             raise BadRequestError(f"unknown option {min(unknown)!r}", field=min(unknown))

@@ -10,6 +10,7 @@ import asyncio
 import logging
 import time
 from collections.abc import Awaitable, Callable, Iterable, Sequence
+from typing import Protocol
 
 from vllm.v1.engine.exceptions import EngineDeadError
 
@@ -36,6 +37,32 @@ def dead_text(error: EngineDeadError) -> str:
     return " ".join(said) or ENGINE_DIED
 
 
+class Supervision(Protocol):
+    """Who brings replicas back (`supervisor.py`)."""
+
+    def replica_died(self, stage_id: int, replica_id: int, text: str) -> None:
+        """A replica was evicted."""
+
+    def expects(self, stage_id: int, by_s: float) -> bool:
+        """Whether a replica of this stage serves, or is due before then."""
+
+    async def watch(self) -> None:
+        """Look after replicas as long as the orchestrator runs."""
+
+
+class NoSupervision:
+    """Replicas that die stay dead."""
+
+    def replica_died(self, stage_id: int, replica_id: int, text: str) -> None:
+        pass
+
+    def expects(self, stage_id: int, by_s: float) -> bool:
+        return False
+
+    async def watch(self) -> None:
+        pass
+
+
 class FaultIsolation:
     """Requests, pools and the one way out."""
 
@@ -52,6 +79,7 @@ class FaultIsolation:
         self._outbox = outbox
         self._metrics = metrics
         self._clock = clock
+        self._supervision: Supervision = NoSupervision()
         self._cfg_tracker = CfgCompanionTracker()
         self._sessions = DuplexSessions()
         self._deadlines = Deadlines(self._on_expired, clock)
@@ -62,6 +90,10 @@ class FaultIsolation:
     def num_running(self) -> int:
         """Requests between admission and release, companions included."""
         return len(self.request_states)
+
+    def supervised_by(self, supervision: Supervision) -> None:
+        """From now on somebody brings dead replicas back."""
+        self._supervision = supervision
 
     def _on_expired(self, request_ids: Sequence[str]) -> None:
         raise NotImplementedError
@@ -91,6 +123,7 @@ class FaultIsolation:
         text = dead_text(error)
         logger.error("stage=%s replica=%d died: %s", pool.name, replica_id, text)
         pool.evict_replica(replica_id)
+        self._supervision.replica_died(stage_id, replica_id, text)
         has_survivor = pool.live_num_replicas > 0
         doomed: dict[str, None] = {}
         for req_id, state in list(self.request_states.items()):

@@ -21,6 +21,9 @@ class EngineMetrics(Protocol):
     def request_rejected(self, reason: str) -> None:
         """Admission refused a request: `overloaded` or `stopped`. Called on the API's loop."""
 
+    def request_resubmitted(self, stage: str) -> None:
+        """A request whose replica of this stage died is submitted again. On the API's loop."""
+
     def first_output(self, stage: str, seconds: float) -> None:
         """Time from the request's arrival to the stage's first output."""
 
@@ -47,6 +50,9 @@ class NullMetrics:
         pass
 
     def request_rejected(self, reason: str) -> None:
+        pass
+
+    def request_resubmitted(self, stage: str) -> None:
         pass
 
     def first_output(self, stage: str, seconds: float) -> None:

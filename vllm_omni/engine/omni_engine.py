@@ -14,6 +14,7 @@ import logging
 import threading
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Literal, TypeAlias
 
 import janus
 
@@ -24,15 +25,19 @@ from vllm_omni.engine.mailbox import Inbox, Outbox
 from vllm_omni.engine.metrics_protocol import EngineMetrics, NullMetrics
 from vllm_omni.engine.orchestrator import MEMBERSHIP_DRAIN_TIMEOUT_S, Orchestrator, RpcQueue
 from vllm_omni.engine.replica_spec import ReplicaSpec
-from vllm_omni.engine.replica_start import StartReplica, start_replicas
+from vllm_omni.engine.replica_start import StartReplica
+from vllm_omni.engine.replica_state import ReplicaStatus
+from vllm_omni.engine.restart import RestartPolicy
 from vllm_omni.engine.stage_client import ReplicaMetrics
 from vllm_omni.engine.stage_pool import StagePool
+from vllm_omni.engine.supervisor import Supervisor
 from vllm_omni.errors import ConfigError, EngineStoppedError
 
 logger = logging.getLogger(__name__)
 
 MAX_RPC_CALLS = 64
 """Calls into replicas that may wait for their results at once."""
+SupervisorAction: TypeAlias = Literal["restart", "drain"]
 _OUTPUT_BATCHES = 256
 """Batches on their way to the API's loop before outputs are merged in slots."""
 
@@ -59,9 +64,14 @@ class OmniEngine:
         metrics: EngineMetrics | None = None,
     ) -> None:
         self.config = config
-        self.stage_pools = _empty_pools(config, metrics or NullMetrics())
-        self._specs = specs
-        self._start_replica = start_replica
+        self.stage_pools = _empty_pools(config)
+        self.supervisor = Supervisor(
+            specs,
+            self.stage_pools,
+            start_replica,
+            [RestartPolicy.of(stage.deploy, config.limits) for stage in config.stages],
+            metrics or NullMetrics(),
+        )
         self._metrics = metrics or NullMetrics()
         self._bridges = load_bridges(config.pipeline)
         self.inbox = Inbox(4 * config.limits.max_in_flight + MAX_RPC_CALLS)
@@ -89,6 +99,11 @@ class OmniEngine:
         """The orchestrator's thread runs."""
         return self._thread.is_alive()
 
+    @property
+    def is_stopping(self) -> bool:
+        """`shutdown` was called: what runs may end, nothing new begins."""
+        return self._stopping
+
     def internal_id(self, request_id: str) -> str:
         """An id no other request of this process has, whatever the client chose."""
         return f"{request_id}-{next(self._ids):x}"
@@ -102,6 +117,25 @@ class OmniEngine:
             for pool in self.stage_pools
             for replica_id, client in enumerate(list(pool.clients))
         ]
+
+    def supervise(
+        self, action: SupervisorAction, stage: str, replica_id: int
+    ) -> concurrent.futures.Future[ReplicaStatus]:
+        """Have the supervisor drain or restart a replica; what it made of it. From any thread.
+
+        Raises:
+            EngineStoppedError: the orchestrator has ended.
+        """
+
+        async def act() -> ReplicaStatus:
+            if action == "restart":
+                return self.supervisor.restart(stage, replica_id)
+            return self.supervisor.drain(stage, replica_id)
+
+        with self._lock:
+            if self._loop is None or self._orchestrator is None or self._stopping:
+                raise EngineStoppedError("the engine has stopped")
+            return asyncio.run_coroutine_threadsafe(act(), self._loop)
 
     def shutdown(self, drain_s: float = 0.0) -> None:
         """Stop the orchestrator and every replica, and wait for it. Repeatable, from any thread.
@@ -153,7 +187,7 @@ class OmniEngine:
         if self._stopping:
             raise asyncio.CancelledError
         try:
-            await start_replicas(self._specs, self.stage_pools, self._start_replica, self._metrics)
+            await self.supervisor.start_all()
         except BaseException:
             for pool in self.stage_pools:
                 await pool.close(MEMBERSHIP_DRAIN_TIMEOUT_S)
@@ -166,6 +200,8 @@ class OmniEngine:
             bridges=self._bridges,
             metrics=self._metrics,
         )
+        self._orchestrator.supervised_by(self.supervisor)
+        self.supervisor.begin(self._orchestrator)
         self._ready.set_result(None)
         await self._orchestrator.run()
 
@@ -187,14 +223,13 @@ def load_bridges(pipeline: PipelineConfig) -> dict[str, PromptBridge]:
     return bridges
 
 
-def _empty_pools(config: ResolvedConfig, metrics: EngineMetrics) -> list[StagePool]:
+def _empty_pools(config: ResolvedConfig) -> list[StagePool]:
     return [
         StagePool(
             stage.stage_id,
             stage.config.name,
             stage.config.kind,
             [None] * stage.deploy.num_replicas,
-            metrics=metrics,
         )
         for stage in config.stages
     ]

@@ -21,7 +21,7 @@ from vllm_omni.config.pipeline import StageKind
 from vllm_omni.distributed.run_directory import RunDirectory
 from vllm_omni.engine.messages import StageFailure, StageOutput, StageRequest
 from vllm_omni.engine.process_shell import ReplicaProcess
-from vllm_omni.engine.process_status import ProcessExit
+from vllm_omni.engine.process_status import Heartbeat, ProcessExit
 from vllm_omni.engine.replica_death import ReplicaDeadError
 from vllm_omni.engine.replica_spec import ReplicaSpec
 from vllm_omni.errors import (
@@ -90,7 +90,7 @@ class OneShotClient:
         Raises:
             StageStartError: the replica's own error on one line.
         """
-        client = cls(spec, RunDirectory.create(spec.name))
+        client = cls(spec, RunDirectory.create(spec.incarnation_name))
         try:
             await client._start()
         except BaseException:
@@ -169,6 +169,9 @@ class OneShotClient:
         return OneShotMetrics(
             int(figures.get("num_running", 0)), int(figures.get("num_waiting", 0))
         )
+
+    def heartbeat(self) -> Heartbeat | None:
+        return self._process.heartbeat() if self._process is not None else None
 
     async def shutdown_async(self, timeout_s: float) -> None:
         try:

@@ -92,7 +92,8 @@ class Orchestrator(Submission):
         """
         try:
             async with asyncio.TaskGroup() as self._tasks:
-                self._spawn(self._serve_messages(), "messages")
+                self.spawn(self._serve_messages(), "messages")
+                self.spawn(self._supervision.watch(), "stalls")
                 for pool in self.stage_pools:
                     for replica_id in pool.live_replica_ids():
                         self._watch(pool.stage_id, replica_id)
@@ -149,7 +150,8 @@ class Orchestrator(Submission):
         except (janus.SyncQueueFull, janus.SyncQueueShutDown):
             logger.warning("the RPC queue is full; its callers end when it closes")
 
-    def _spawn(self, work: Coroutine[object, object, None], name: str) -> asyncio.Task[None]:
+    def spawn(self, work: Coroutine[object, object, None], name: str) -> asyncio.Task[None]:
+        """Run work as long as the orchestrator runs."""
         assert self._tasks is not None, "the orchestrator is not running"
         task = self._tasks.create_task(work, name=name)
         self._running.add(task)
@@ -160,10 +162,19 @@ class Orchestrator(Submission):
         """Put a replica that is ready into its empty slot and listen to it."""
         self.stage_pools[stage_id].attach_replica(replica_id, client)
         self._watch(stage_id, replica_id)
+        self.spawn(self._place_parked(), "parked requests")
+
+    async def evict_replica(self, stage_id: int, replica_id: int, error: EngineDeadError) -> None:
+        """Take a replica out as if it had died: its requests fail with this error."""
+        await self._handle_dead_replica(stage_id, replica_id, error)
+
+    async def stage_given_up(self, stage_id: int) -> None:
+        """Nothing brings a replica of this stage back: who waits for one is failed."""
+        await self._place_parked()
 
     def _watch(self, stage_id: int, replica_id: int) -> None:
         pool = self.stage_pools[stage_id]
-        self._watchers[stage_id, replica_id] = self._spawn(
+        self._watchers[stage_id, replica_id] = self.spawn(
             self._watch_replica(stage_id, replica_id, pool.client(replica_id)),
             f"outputs {pool.name}/{replica_id}",
         )
@@ -314,7 +325,7 @@ class Orchestrator(Submission):
                 return
             for message in messages:
                 if isinstance(message, RpcCall):
-                    self._spawn(self._serve_rpc(message), f"rpc {message.method}")
+                    self.spawn(self._serve_rpc(message), f"rpc {message.method}")
                 elif message.request_id not in aborts:
                     await self._guarded(message.request_id, None, self._handle_message(message))
             if aborts:
@@ -343,7 +354,7 @@ class Orchestrator(Submission):
             await self._fail_request(_failure(failed, request_id, stage_id))
 
     def _on_expired(self, request_ids: Sequence[str]) -> None:
-        self._spawn(self._expire(request_ids), "deadlines")
+        self.spawn(self._expire(request_ids), "deadlines")
 
     async def _expire(self, request_ids: Sequence[str]) -> None:
         """Fail expired requests with what they waited for, and stop them everywhere."""

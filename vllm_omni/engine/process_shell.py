@@ -30,6 +30,7 @@ from vllm_omni.engine.process_status import (
     MAX_PACKET_BYTES,
     Beat,
     Failed,
+    Heartbeat,
     ProcessExit,
     Progress,
     Ready,
@@ -70,6 +71,8 @@ class ReplicaProcess:
         """What the child gave `shell.ready`."""
         self.beat: Beat | None = None
         """The latest heartbeat."""
+        self.beat_s = 0.0
+        """When it arrived."""
         self.on_beat: Callable[[Beat], None] = lambda beat: None
         """Called with each heartbeat, in the loop."""
         self.died: asyncio.Future[ProcessExit] = loop.create_future()
@@ -168,6 +171,15 @@ class ReplicaProcess:
             return StageStartError(f"stage {self.spec.name} did not start: {verdict.message}")
         return StageStartError(f"{verdict} while {self._doing}")
 
+    def heartbeat(self) -> Heartbeat | None:
+        """The latest heartbeat, for whoever watches that it goes on working."""
+        if self.beat is None:
+            return None
+        figures = self.beat.figures
+        return Heartbeat(
+            self.beat_s, figures.get("progress", 0.0), figures.get("num_runnable", 0.0)
+        )
+
     def send_signal(self, signum: signal.Signals) -> None:
         """Signal the process, if it still is there."""
         if self._pidfd >= 0:
@@ -214,6 +226,7 @@ class ReplicaProcess:
         match message:
             case Beat():
                 self.beat = message
+                self.beat_s = time.monotonic()
                 self.on_beat(message)
             case Progress(what):
                 self._doing = what

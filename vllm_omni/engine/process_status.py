@@ -39,6 +39,18 @@ class Beat(msgspec.Struct, tag="beat", frozen=True, forbid_unknown_fields=True):
     """What the target reports of itself (`num_running`, `num_forwards`, ...)."""
 
 
+@dataclass(frozen=True, slots=True)
+class Heartbeat:
+    """What a heartbeat says about going on, and when it was heard."""
+
+    received_s: float
+    """On `time.monotonic` of the parent."""
+    progress: float
+    """Grows with every step, forward or command that the replica has completed."""
+    num_runnable: float
+    """Requests that it could go on with now, those of a running step included."""
+
+
 class Failed(msgspec.Struct, tag="failed", frozen=True, forbid_unknown_fields=True):
     """The target raised; the process exits after this packet."""
 

@@ -44,6 +44,10 @@ class AddRequest(msgspec.Struct, kw_only=True, gc=False):
     """By source stage's name: `StreamSource.context` of the streams it writes."""
     session_id: str | None = None
     """Set for a realtime or duplex session: its input may be updated while it runs."""
+    attempt: int = 1
+    """2: it is submitted again, since its replica died before anything of it reached the client."""
+    may_wait: bool = False
+    """A stage without a replica does not fail it while one is expected before its deadline."""
 
 
 class AddCompanion(msgspec.Struct, kw_only=True, gc=False):

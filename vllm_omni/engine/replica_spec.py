@@ -33,8 +33,16 @@ class ReplicaSpec:
     """`module:name` of the stream bridges that feed it, imported before it is ready."""
     has_targets: bool = False
     """It streams into other stages: it opens a data-plane sender."""
+    incarnation: int = 1
+    """Counts the starts of this replica. Part of the addresses it binds, so that what was meant
+    for an earlier incarnation does not reach a later one."""
 
     @property
     def name(self) -> str:
         """`voice/0`: in process titles, log lines and metrics."""
         return f"{self.stage}/{self.replica_id}"
+
+    @property
+    def incarnation_name(self) -> str:
+        """`voice/0.1`: of the folder with its sockets."""
+        return f"{self.name}.{self.incarnation}"

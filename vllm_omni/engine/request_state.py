@@ -40,6 +40,11 @@ class OrchestratorRequestState(msgspec.Struct, gc=False):
     kept: dict[int, list[StageOutput]] = {}
     """Outputs of stages that feed a prompt bridge, one for each prompt of that stage."""
     audio_s: dict[int, float] = {}
+    target_addresses: dict[int, str] = {}
+    """By stage id: where upstream stages were told to push this request's chunks."""
+    attempt: int = 1
+    parked: AddRequest | None = None
+    """Set while it waits for a stage to get a replica back; no stage has it."""
 
     @classmethod
     def from_message(cls, message: AddRequest) -> OrchestratorRequestState:
@@ -57,6 +62,7 @@ class OrchestratorRequestState(msgspec.Struct, gc=False):
             {},
             message.session_id,
             streaming_enabled=message.session_id is not None,
+            attempt=message.attempt,
         )
 
     def is_ready_for(self, target: int) -> bool:
@@ -95,6 +101,7 @@ class OrchestratorRequestState(msgspec.Struct, gc=False):
         return {
             stage.name: StageTimings(
                 submitted_s=submitted[stage_id] - arrival,
+                attempt=self.attempt,
                 first_output_s=first[stage_id] - arrival if stage_id in first else None,
                 finished_s=finished[stage_id] - arrival if stage_id in finished else None,
             )

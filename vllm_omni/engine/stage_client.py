@@ -61,11 +61,30 @@ class StageClient(Protocol):
     def metrics(self) -> ReplicaMetrics:
         """Latest figures; cheap."""
 
+    def heartbeat(self) -> Heartbeat | None:
+        """The latest heartbeat; None before the first."""
+
     async def shutdown_async(self, timeout_s: float) -> None:
         """Stop the replica: gracefully within the timeout, then by force.
 
         Never raises; repeatable.
         """
+
+
+class Heartbeat(Protocol):
+    """What a replica's heartbeat says about going on (`process_status.Heartbeat`)."""
+
+    @property
+    def received_s(self) -> float:
+        """When it was heard, on `time.monotonic`."""
+
+    @property
+    def progress(self) -> float:
+        """Grows with every step, forward or command that the replica has completed."""
+
+    @property
+    def num_runnable(self) -> float:
+        """Requests that it could go on with now, those of a running step included."""
 
 
 class ReplicaMetrics(Protocol):

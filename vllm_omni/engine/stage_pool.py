@@ -14,7 +14,6 @@ from typing import ClassVar
 
 from vllm_omni.config.pipeline import StageKind
 from vllm_omni.engine.messages import StageRequest
-from vllm_omni.engine.metrics_protocol import EngineMetrics, NullMetrics
 from vllm_omni.engine.stage_client import StageClient
 from vllm_omni.errors import StageUnavailableError
 
@@ -37,7 +36,6 @@ class StagePool:
         stage_type: StageKind,
         clients: Sequence[StageClient | None],
         *,
-        metrics: EngineMetrics | None = None,
         distributed: bool = False,
     ) -> None:
         """`distributed`: replicas join by themselves, so a submit waits for one to come up."""
@@ -45,13 +43,15 @@ class StagePool:
         self.name = name
         self.stage_type = stage_type
         self.clients: list[StageClient | None] = list(clients)
-        self._metrics = metrics or NullMetrics()
         self._distributed = distributed
         self._bindings: dict[str, int] = {}
         self._unavailable: set[int] = set()
         self._cursor = 0
         self._came_up = asyncio.Event()
-        self._closing: set[asyncio.Task[None]] = set()
+        self._closing: dict[int, asyncio.Task[None]] = {}
+        """Evicted clients that are being shut down, by slot."""
+        self._drained: dict[int, asyncio.Event] = {}
+        """Who waits for a replica to have no request any more."""
 
     def __repr__(self) -> str:
         slots = ", ".join(
@@ -107,7 +107,6 @@ class StagePool:
             raise ValueError(f"stage {self.stage_id} replica {replica_id} is already attached")
         self.clients[replica_id] = client
         self.mark_replica_available(replica_id)
-        self._metrics.replica_state(self.name, replica_id, "ready")
 
     def get_bound_replica_id(self, request_id: str) -> int | None:
         """The replica that has this request, also when it has died since."""
@@ -177,7 +176,30 @@ class StagePool:
 
     def release(self, request_id: str) -> None:
         """Forget a request's binding; unknown ids are ignored."""
-        self._bindings.pop(request_id, None)
+        bound = self._bindings.pop(request_id, None)
+        if self._drained and bound in self._drained and not self.num_bound(bound):
+            self._drained[bound].set()
+
+    def num_bound(self, replica_id: int) -> int:
+        """Requests that have this replica, or will come to it."""
+        return sum(bound == replica_id for bound in self._bindings.values())
+
+    async def wait_drained(self, replica_id: int, timeout_s: float | None) -> bool:
+        """Wait until no request has this replica; False when that took too long.
+
+        Without a timeout it ends with the deadline of the last request.
+        """
+        if not self.num_bound(replica_id):
+            return True
+        drained = self._drained[replica_id] = asyncio.Event()
+        try:
+            async with asyncio.timeout(timeout_s):
+                await drained.wait()
+        except TimeoutError:
+            return False
+        finally:
+            del self._drained[replica_id]
+        return True
 
     def client(self, replica_id: int) -> StageClient:
         """The client in a slot.
@@ -237,10 +259,11 @@ class StagePool:
             if client is not None:
                 await client.abort_requests_async(ids)
 
-    def evict_replica(self, replica_id: int) -> None:
+    def evict_replica(self, replica_id: int, grace_s: float = 0.0) -> None:
         """Empty a slot at once; its client is shut down beside the running work.
 
-        Bindings to it stay until their requests are released, so that they can be found.
+        A replica that is not dead may get `grace_s` to end by itself. Bindings to it stay until
+        their requests are released, so that they can be found.
         """
         if not 0 <= replica_id < len(self.clients):
             raise ValueError(
@@ -251,13 +274,17 @@ class StagePool:
         if client is None:
             return
         self.clients[replica_id] = None
-        self._metrics.replica_state(self.name, replica_id, "stopped")
-        task = asyncio.get_running_loop().create_task(
-            self._shutdown_client(client, self.SHUTDOWN_TIMEOUT_S),
-            name=f"evict {self.name}/{replica_id}",
+        if replica_id in self._drained:
+            self._drained[replica_id].set()
+        self._closing[replica_id] = asyncio.get_running_loop().create_task(
+            self._shutdown_client(client, grace_s), name=f"evict {self.name}/{replica_id}"
         )
-        self._closing.add(task)
-        task.add_done_callback(self._closing.discard)
+
+    async def wait_closed(self, replica_id: int) -> None:
+        """Wait until an evicted replica is gone and has given its device back."""
+        closing = self._closing.get(replica_id)
+        if closing is not None:
+            await asyncio.wait([closing])
 
     async def shutdown_replica(self, replica_id: int) -> None:
         """Shut a replica's client down; failures are logged. The slot keeps it."""
@@ -285,4 +312,4 @@ class StagePool:
                     )
         self.clients = [None] * len(self.clients)
         if self._closing:
-            await asyncio.wait(self._closing, timeout=timeout_s)
+            await asyncio.wait(self._closing.values(), timeout=timeout_s)

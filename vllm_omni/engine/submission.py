@@ -18,7 +18,13 @@ from vllm_omni.engine.metrics_protocol import EngineMetrics
 from vllm_omni.engine.queue_messages import AddCompanion, AddRequest, UpdateRequest
 from vllm_omni.engine.request_state import OrchestratorRequestState
 from vllm_omni.engine.stage_pool import StagePool
-from vllm_omni.errors import BadRequestError, OmniError, RequestFailedError, StageUnavailableError
+from vllm_omni.errors import (
+    BadRequestError,
+    OmniError,
+    ReplicaDiedError,
+    RequestFailedError,
+    StageUnavailableError,
+)
 from vllm_omni.inputs.prompt import OmniPrompt
 
 logger = logging.getLogger(__name__)
@@ -42,7 +48,7 @@ class Submission(FaultIsolation):
     async def _handle_add_request(self, message: AddRequest) -> None:
         """Register a request, place it on a replica of every stage, submit and prewarm."""
         req_id, entry = message.request_id, message.plan.entry
-        if not self.stage_pools[entry].live_num_replicas:
+        if not (self.stage_pools[entry].live_num_replicas or message.may_wait):
             await self._fail_request_dead_stage(req_id, entry)
             return
         state = OrchestratorRequestState.from_message(message)
@@ -50,6 +56,15 @@ class Submission(FaultIsolation):
             return
         self.request_states[req_id] = state
         self._deadlines.add(req_id, message.deadline_s)
+        await self._place(state, message)
+
+    async def _place(self, state: OrchestratorRequestState, message: AddRequest) -> None:
+        """Give a registered request to replicas, or park it until there are some."""
+        req_id, entry = message.request_id, message.plan.entry
+        if message.may_wait and self._is_worth_waiting(message):
+            state.parked = message
+            return
+        state.parked = None
         for stage_id in message.plan.stages:
             try:
                 self.stage_pools[stage_id].preselect_replica_id(req_id)
@@ -58,6 +73,23 @@ class Submission(FaultIsolation):
                 return
         if await self._submit(state, entry, message.prompt, operation="add_request"):
             await self._prewarm(state)
+
+    def _is_worth_waiting(self, message: AddRequest) -> bool:
+        """Some stage has no replica, and each that has none is expected to get one in time."""
+        without = [
+            stage_id
+            for stage_id in message.plan.stages
+            if not self.stage_pools[stage_id].available_replica_ids()
+        ]
+        return bool(without) and all(
+            self._supervision.expects(stage_id, message.deadline_s) for stage_id in without
+        )
+
+    async def _place_parked(self) -> None:
+        """A replica came, or none will: look again at who waits for one."""
+        for state in list(self.request_states.values()):
+            if state.parked is not None and state.request_id in self.request_states:
+                await self._place(state, state.parked)
 
     async def _open_session(self, state: OrchestratorRequestState) -> bool:
         assert state.session_id is not None
@@ -100,15 +132,17 @@ class Submission(FaultIsolation):
             state.params[stage_id],
             state.stream_sources(stage_id) if stage.stream_sources else (),
             tuple(
-                StreamTarget(
-                    self._data_address(edge.target, state.request_id),
-                    state.request_id + edge.label,
-                )
+                StreamTarget(self._told_address(edge.target, state), state.request_id + edge.label)
                 for edge in stage.stream_targets
             ),
             state.deadline_s,
             state.options,
         )
+
+    def _told_address(self, stage_id: int, state: OrchestratorRequestState) -> str:
+        address = self._data_address(stage_id, state.request_id)
+        state.target_addresses[stage_id] = address
+        return address
 
     def _data_address(self, stage_id: int, request_id: str) -> str:
         """Where the replica of a streaming target takes this request's chunks."""
@@ -121,9 +155,33 @@ class Submission(FaultIsolation):
     async def _prewarm(self, state: OrchestratorRequestState) -> bool:
         """Submit every stage that streams feed, so that it is there for the first chunk."""
         for stage_id in state.plan.prewarmed:
+            if not await self._has_told_replica(state, stage_id):
+                return False
             if not await self._submit(state, stage_id, None, operation="async-chunk prewarm"):
                 return False
         return True
+
+    async def _has_told_replica(self, state: OrchestratorRequestState, stage_id: int) -> bool:
+        """Whether the replica that upstream pushes to is still the one; else it is failed.
+
+        It may have died meanwhile: neither another replica nor its successor gets those chunks.
+        """
+        told = state.target_addresses.get(stage_id)
+        pool = self.stage_pools[stage_id]
+        bound = pool.get_bound_replica_id(state.request_id)
+        client = pool.clients[bound] if bound is not None else None
+        if (
+            told is None
+            or state.request_id not in self.request_states
+            or (client is not None and client.data_address == told)
+        ):
+            return True
+        if not pool.live_num_replicas:
+            await self._fail_request_dead_stage(state.request_id, stage_id)
+            return False
+        error = ReplicaDiedError(f"Stage-{stage_id} replica {bound} died")
+        await self._fail_dispatch(error, state.request_id, stage_id, state.request_id)
+        return False
 
     def _record_duplex_stage_submission(self, req_id: str, stage_id: int, replica_id: int) -> None:
         """Note on which replica a session's stage runs."""

@@ -89,6 +89,7 @@ class AsyncOmni(RequestStreams, EngineMethods, EngineClient):
         except asyncio.CancelledError:
             await asyncio.to_thread(omni.engine.shutdown)
             await asyncio.wait([starting])
+            starting.exception()  # that it was stopped; asyncio would tell it as forgotten
             raise
         return omni
 

@@ -5,11 +5,14 @@ What this server cannot do raises `NotImplementedError`, which vLLM's handlers a
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections.abc import AsyncGenerator, Sequence
 from typing import Any, NoReturn
 
 from vllm_omni.config.pipeline import StageKind, Task
+from vllm_omni.engine.omni_engine import SupervisorAction
+from vllm_omni.engine.replica_state import ReplicaStatus
 from vllm_omni.entrypoints.omni_base import OmniBase
 from vllm_omni.entrypoints.rpc_board import RpcBoard
 from vllm_omni.errors import EngineStoppedError, RequestFailedError
@@ -17,6 +20,7 @@ from vllm_omni.errors import EngineStoppedError, RequestFailedError
 logger = logging.getLogger(__name__)
 
 _PROFILE_TIMEOUT_S = 600.0
+_SUPERVISE_TIMEOUT_S = 10.0
 
 
 class EngineMethods(OmniBase):
@@ -68,6 +72,23 @@ class EngineMethods(OmniBase):
             stage_ids=self._text_stages() if stage_ids is None else stage_ids,
             timeout_s=timeout_s,
         )
+
+    async def supervise(
+        self, action: SupervisorAction, stage: str, replica_id: int
+    ) -> ReplicaStatus:
+        """Drain or restart a replica; returns what state it is in now, not when it is done.
+
+        Raises:
+            UnknownReplicaError: there is no such replica.
+            ReplicaStateError: its state forbids it.
+            EngineStoppedError: the engine has stopped.
+        """
+        decided = asyncio.wrap_future(self.engine.supervise(action, stage, replica_id))
+        try:
+            async with asyncio.timeout(_SUPERVISE_TIMEOUT_S):
+                return await decided
+        except TimeoutError:
+            raise EngineStoppedError("the orchestrator does not answer") from None
 
     def _text_stages(self) -> list[int]:
         return [

@@ -20,6 +20,7 @@ from vllm_omni.engine.admission import Admission
 from vllm_omni.engine.launcher import FactoryLauncher, StageLauncher
 from vllm_omni.engine.metrics_protocol import EngineMetrics, NullMetrics
 from vllm_omni.engine.omni_engine import OmniEngine
+from vllm_omni.engine.replica_state import ReplicaStatus
 from vllm_omni.engine.stage_client import StageClient, StagePreparer
 from vllm_omni.engine.stage_pool import StagePool
 from vllm_omni.entrypoints.output_collector import OutputRouter
@@ -125,6 +126,10 @@ class OmniBase:
         return [
             pool.name for pool in self.engine.stage_pools if self._stage_has_no_live_replica(pool)
         ]
+
+    def replica_statuses(self) -> list[ReplicaStatus]:
+        """What each replica is at: state, restarts, last error, next attempt."""
+        return self.engine.supervisor.statuses()
 
     @staticmethod
     def _replica_is_dead(client: StageClient | None) -> bool:

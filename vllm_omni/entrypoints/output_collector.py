@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 from vllm_omni.engine.mailbox import Outbox
 from vllm_omni.engine.queue_messages import ClientOutput, ErrorMessage
-from vllm_omni.errors import EngineStoppedError, OmniError
+from vllm_omni.errors import EngineStoppedError, OmniError, ReplicaDiedError
 
 logger = logging.getLogger(__name__)
 
@@ -19,12 +19,15 @@ logger = logging.getLogger(__name__)
 class OutputCollector:
     """What one client request waits for: the outputs of its `num_choices` sub-requests."""
 
-    __slots__ = ("_error", "_slots", "_waiter", "num_open")
+    __slots__ = ("_error", "_slots", "_taken", "_waiter", "lost", "num_open")
 
     def __init__(self, num_choices: int) -> None:
         self.num_open = num_choices
         """Choices whose last output was not taken yet."""
+        self.lost: dict[int, ErrorMessage] = {}
+        """Choices whose replica died before anything of them was taken."""
         self._slots: dict[tuple[int, int], ClientOutput] = {}
+        self._taken: set[int] = set()
         self._waiter: asyncio.Future[None] | None = None
         self._error: OmniError | None = None
 
@@ -45,6 +48,15 @@ class OutputCollector:
         self._error = error
         self._wake()
 
+    def lose(self, index: int, death: ErrorMessage) -> None:
+        """A choice's replica died: it may start anew, unless something of it was taken."""
+        if index in self._taken:
+            self.fail(death.to_error())
+            return
+        self._slots = {key: kept for key, kept in self._slots.items() if key[0] != index}
+        self.lost[index] = death
+        self._wake()
+
     def _wake(self) -> None:
         waiter = self._waiter
         if waiter is not None and not waiter.done():
@@ -58,13 +70,14 @@ class OutputCollector:
             return None
         key = next(iter(self._slots))
         message = self._slots.pop(key)
+        self._taken.add(key[0])
         if message.timings is not None:
             self.num_open -= 1
         return key[0], message
 
     async def wait(self) -> None:
         """Return when `take` has something to say."""
-        if self._slots or self._error is not None:
+        if self._slots or self.lost or self._error is not None:
             return
         self._waiter = asyncio.get_running_loop().create_future()
         try:
@@ -86,6 +99,9 @@ class OutputRouter:
     def __len__(self) -> int:
         return len(self._routes)
 
+    def __contains__(self, request_id: str) -> bool:
+        return request_id in self._routes
+
     def start(self) -> None:
         """Begin to read, on the running loop. Repeatable."""
         if self._task is None:
@@ -93,10 +109,14 @@ class OutputRouter:
 
     def open(self, request_ids: Sequence[str], collector: OutputCollector) -> None:
         """Outputs of these internal ids go to this collector, as choices 0, 1, ..."""
+        for index, request_id in enumerate(request_ids):
+            self.open_choice(request_id, collector, index)
+
+    def open_choice(self, request_id: str, collector: OutputCollector, index: int) -> None:
+        """Outputs of this internal id go to this collector, as this choice."""
         if self.dead_error is not None:
             raise self.dead_error
-        for index, request_id in enumerate(request_ids):
-            self._routes[request_id] = (collector, index)
+        self._routes[request_id] = (collector, index)
 
     def close(self, request_ids: Sequence[str]) -> list[str]:
         """Stop routing; returns the ids whose last output had not arrived."""
@@ -141,6 +161,8 @@ class OutputRouter:
             route = self._routes.pop(message.request_id, None)
             if route is None:
                 logger.warning("request=%s is gone: %s", message.request_id, message.error)
+            elif message.code == ReplicaDiedError.code:
+                route[0].lose(route[1], message)
             else:
                 route[0].fail(message.to_error())
         elif message.fatal:

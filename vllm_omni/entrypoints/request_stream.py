@@ -8,11 +8,14 @@ early is the abort.
 from __future__ import annotations
 
 import asyncio
+import math
 import time
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import TypeAlias, cast
 
+import msgspec
 from vllm.sampling_params import SamplingParams
 
 from vllm_omni.config.pipeline import Modality, Task
@@ -27,8 +30,9 @@ from vllm_omni.entrypoints.prompts import (
     parse_prompt,
     render_messages,
 )
+from vllm_omni.entrypoints.resubmission import next_attempt
 from vllm_omni.entrypoints.stage_params import RequestParams
-from vllm_omni.errors import BadRequestError, DeadlineExceededError
+from vllm_omni.errors import BadRequestError, DeadlineExceededError, EngineStoppedError
 from vllm_omni.inputs.prompt import OmniPrompt
 from vllm_omni.inputs.speech import SpeechParams
 from vllm_omni.outputs.request_output import OmniRequestOutput
@@ -71,13 +75,15 @@ class RequestStreams(OmniBase):
         """Yield outputs as stages produce them; leaving early aborts the request."""
         if self.errored:
             raise self.dead_error
+        if self.engine.is_stopping:
+            raise EngineStoppedError("the engine is shutting down")
         arrival_s = time.monotonic()
+        timeout_s = self._timeout_s(wish)
         num_choices = wish.num_choices
         self._admission.acquire(num_choices)
         internal_ids: list[str] = []
         try:
             self._router.start()
-            timeout_s = wish.timeout_s or self.limits.request_timeout_s
             messages = await self._prepare(prompt, request_id, wish, arrival_s, timeout_s)
             internal_ids = [message.request_id for message in messages]
             collector = OutputCollector(len(messages))
@@ -86,6 +92,8 @@ class RequestStreams(OmniBase):
             for message in messages:
                 self.engine.inbox.put(message)
             while collector.num_open:
+                if collector.lost:
+                    await self._submit_again(request_id, collector, messages, internal_ids)
                 taken = collector.take()
                 if taken is None:
                     await collector.wait()
@@ -98,6 +106,72 @@ class RequestStreams(OmniBase):
             unfinished = self._router.close(internal_ids)
             if unfinished:
                 self.engine.inbox.abort(unfinished)
+
+    def _timeout_s(self, wish: Wish) -> float:
+        """Seconds until the deadline. No request is without one."""
+        timeout_s = wish.timeout_s
+        if timeout_s is None:
+            return self.limits.request_timeout_s
+        if not (math.isfinite(timeout_s) and timeout_s > 0):
+            raise BadRequestError(
+                f"a deadline is a finite time above 0 s, got {timeout_s}", field="deadline_s"
+            )
+        return timeout_s
+
+    async def _submit_again(
+        self,
+        request_id: str,
+        collector: OutputCollector,
+        messages: list[AddRequest],
+        internal_ids: list[str],
+    ) -> None:
+        """Start choices anew whose replica died before anything of them reached the caller.
+
+        Raises:
+            ReplicaDiedError: one cannot be taken by another replica, or was started anew before.
+        """
+        lost, collector.lost = collector.lost, {}
+        for index, death in lost.items():
+            again = next_attempt(
+                messages[index],
+                self.limits.resubmit,
+                self.engine.stage_pools,
+                self.engine.supervisor,
+                time.monotonic(),
+            )
+            if again is None:
+                raise death.to_error()
+            # An id of its own: nothing of the first attempt, chunks of streams included, meets it.
+            internal_id = self.engine.internal_id(request_id)
+            internal_ids.append(internal_id)
+            self._router.open_choice(internal_id, collector, index)
+            self._track(request_id, [internal_id])
+            messages[index] = again = await self._prepare_again(again, internal_id)
+            if internal_id not in self._router:
+                return  # aborted meanwhile
+            if death.stage_id is not None:
+                self._metrics.request_resubmitted(self.pipeline.stages[death.stage_id].name)
+            self.engine.inbox.put(again)
+
+    async def _prepare_again(self, message: AddRequest, internal_id: str) -> AddRequest:
+        entry = message.plan.entry
+        async with self._preparing(message.arrival_s, message.deadline_s):
+            prompt = await self._preparers[entry].prepare(
+                internal_id, message.omni_prompt, message.params[entry], dict(message.options)
+            )
+        return msgspec.structs.replace(message, request_id=internal_id, prompt=prompt)
+
+    @staticmethod
+    @asynccontextmanager
+    async def _preparing(arrival_s: float, deadline_s: float) -> AsyncIterator[None]:
+        """End the preparation of a prompt with its request's deadline."""
+        try:
+            async with asyncio.timeout(deadline_s - time.monotonic()):
+                yield
+        except TimeoutError:
+            raise DeadlineExceededError(
+                f"deadline of {deadline_s - arrival_s:g} s exceeded: its prompt was being prepared"
+            ) from None
 
     def _track(self, request_id: str, internal_ids: Sequence[str]) -> None:
         """A request begins; front ends that can abort by the caller's id remember it."""
@@ -114,35 +188,28 @@ class RequestStreams(OmniBase):
             BadRequestError: it cannot be served.
             DeadlineExceededError: its deadline passed while its prompt was prepared.
         """
-        try:
-            async with asyncio.timeout(timeout_s):
-                omni_prompt = await self._parse(prompt, wish.task)
-                plan = compile_plan(
-                    self.pipeline,
-                    wish.task,
-                    omni_prompt.modalities,
-                    self._outputs_wanted(wish.output_modalities)
-                    if wish.task is Task.CHAT
-                    else _TEXT,
+        async with self._preparing(arrival_s, arrival_s + timeout_s):
+            omni_prompt = await self._parse(prompt, wish.task)
+            plan = compile_plan(
+                self.pipeline,
+                wish.task,
+                omni_prompt.modalities,
+                self._outputs_wanted(wish.output_modalities) if wish.task is Task.CHAT else _TEXT,
+            )
+            params = self._params.resolve(
+                plan,
+                wish.task,
+                wish.sampling_params,
+                wish.sampling_params_list,
+                wish.speech,
+                final_only=wish.final_only,
+            )
+            return [
+                await self._prepare_choice(
+                    index, plan, params, omni_prompt, request_id, wish, arrival_s, timeout_s
                 )
-                params = self._params.resolve(
-                    plan,
-                    wish.task,
-                    wish.sampling_params,
-                    wish.sampling_params_list,
-                    wish.speech,
-                    final_only=wish.final_only,
-                )
-                return [
-                    await self._prepare_choice(
-                        index, plan, params, omni_prompt, request_id, wish, arrival_s, timeout_s
-                    )
-                    for index in range(params.num_choices)
-                ]
-        except TimeoutError:
-            raise DeadlineExceededError(
-                f"deadline of {timeout_s:g} s exceeded: its prompt was being prepared"
-            ) from None
+                for index in range(params.num_choices)
+            ]
 
     async def _prepare_choice(  # noqa: PLR0913  one message has that many parts
         self,

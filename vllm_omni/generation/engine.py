@@ -16,6 +16,7 @@ from vllm_omni.distributed.omni_connectors.base import Frame, Receiver
 from vllm_omni.engine.bridge import StreamBridgeFactory
 from vllm_omni.engine.messages import StageFailure, StageOutput, StreamSource
 from vllm_omni.generation.forward import Result, run_forward
+from vllm_omni.generation.memory_errors import free_memory, is_out_of_memory
 from vllm_omni.generation.model import OneShotModel, Work
 from vllm_omni.generation.request import (
     Figures,
@@ -67,6 +68,10 @@ class OneShotEngine:
         return (
             f"<OneShotEngine {self._stage} requests={len(self._requests)} ready={len(self._line)}>"
         )
+
+    def __len__(self) -> int:
+        """Requests that are here."""
+        return len(self._requests)
 
     @property
     def has_work(self) -> bool:
@@ -162,7 +167,12 @@ class OneShotEngine:
             self._continue(request)
 
     def _check_model(self, results: Sequence[Result]) -> None:
-        """After failures in a row: is it the requests, or does the model not work any more?"""
+        """After failures in a row, or without memory: is it the requests, or the model?"""
+        if any(isinstance(r, BaseException) and is_out_of_memory(r) for r in results):
+            free_memory()
+            self._num_failed_in_a_row = 0
+            self._model.self_test()  # raises: see below
+            return
         if any(not isinstance(result, BaseException) for result in results):
             self._num_failed_in_a_row = 0
             return

@@ -48,7 +48,8 @@ class OneShotModel(Protocol):
 
     def forward(self, batch: Sequence[Work]) -> Sequence[AudioChunk | BaseException | None]:
         """One forward for several requests: an output, nothing, or the error of that request alone
-        for each. An exception fails the whole batch, which the engine then runs one by one."""
+        for each. An exception fails the whole batch, which the engine then runs one by one; when
+        memory ran out, inputs are given once more. So a state moves on only with its result."""
 
     def finish(self, state: object) -> None:
         """The request is over, whatever way; drop what it holds."""

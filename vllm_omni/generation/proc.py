@@ -26,7 +26,7 @@ from vllm_omni.errors import BadRequestError, ConfigError, OmniError
 from vllm_omni.generation import wire
 from vllm_omni.generation.engine import OneShotEngine, load_bridge
 from vllm_omni.generation.model import ModelContext, OneShotModel
-from vllm_omni.generation.request import Figures
+from vllm_omni.generation.request import Figures, failure_from
 
 logger = logging.getLogger(__name__)
 
@@ -65,7 +65,7 @@ def run_one_shot(
             stack.callback(connector.close)
         replica = OneShotReplica(spec, model, connector, command_address, report_address)
         stack.callback(replica.close)
-        shell.figures = replica.engine.figures
+        shell.figures = replica.figures
         shell.on_stop(replica.stop)
         shell.ready({"data_address": connector.address if connector is not None else None})
         replica.run()
@@ -106,6 +106,8 @@ class OneShotReplica:
         self._spec = spec
         self._wake_fd = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
         self._stopping = False
+        self._is_asleep = False
+        self._num_turns = 0
         self._unsent: deque[list[wire.RawFrame]] = deque()
         """Reports that found the client's queue full. While there are some, no forward runs."""
         self._context = zmq.Context()
@@ -127,6 +129,15 @@ class OneShotReplica:
             wake=self.wake,
         )
 
+    def figures(self) -> Figures:
+        """For the heartbeat, called in its thread: the engine's, and whether the loop turns."""
+        is_at_work = not self._is_asleep or (self.engine.has_work and not self._unsent)
+        return {
+            **self.engine.figures(),
+            "progress": self._num_turns,
+            "num_runnable": max(1, len(self.engine)) if is_at_work else 0,
+        }
+
     def wake(self) -> None:
         """Have the loop look again; from any thread."""
         with contextlib.suppress(BlockingIOError):  # full: it is about to look anyway
@@ -143,7 +154,10 @@ class OneShotReplica:
 
     def run(self) -> None:
         while not self._stopping:
+            self._is_asleep = True
             self._wait()
+            self._is_asleep = False
+            self._num_turns += 1
             self._read_commands()
             if not self._unsent:
                 self._report(self.engine.step())
@@ -201,7 +215,7 @@ class OneShotReplica:
             self._report([StageOutput(add.request_id, finished=True, failure=failure)])
             return
         deadline_s = math.inf
-        if add.remaining_s is not None:
+        if add.remaining_s is not None and math.isfinite(add.remaining_s):
             deadline_s = time.monotonic() + add.remaining_s
         self.engine.add(add.request_id, prompt, add.params, add.sources, deadline_s)
 
@@ -210,7 +224,10 @@ class OneShotReplica:
             return wire.UtilityResult(call.call_id, self._utility(call.method, call.args))
         except OmniError as error:
             failure = StageFailure(error.code, str(error), error.field)
-            return wire.UtilityResult(call.call_id, failure=failure)
+        except Exception as error:  # the boundary of one call
+            logger.exception("stage %s: %s failed", self._spec.name, call.method)
+            failure = failure_from(error, self._spec.stage)
+        return wire.UtilityResult(call.call_id, failure=failure)
 
     def _utility(self, method: str, args: Sequence[object]) -> object:
         if method == "figures" and not args:

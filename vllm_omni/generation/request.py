@@ -9,7 +9,8 @@ from dataclasses import dataclass, field
 from vllm_omni.distributed.omni_connectors.base import Frame
 from vllm_omni.engine.bridge import StreamBridge, StreamEnd
 from vllm_omni.engine.messages import StageFailure, StreamSource
-from vllm_omni.errors import OmniError
+from vllm_omni.errors import MemoryExhaustedError, OmniError
+from vllm_omni.generation.memory_errors import is_out_of_memory
 
 MAX_READY_INPUTS = 256
 """Inputs of one request made ahead of the model; beyond, frames stay with their sender's credit."""
@@ -29,6 +30,8 @@ class SourceStream:
 
     source: StreamSource
     bridge: StreamBridge
+    has_begun: bool = False
+    """A chunk of it has arrived."""
 
 
 @dataclass(slots=True, eq=False)
@@ -74,6 +77,7 @@ class GenerationRequest:
     def _feed(self, frame: Frame) -> None:
         stream = self.streams[frame.stream]
         if frame.end is None:
+            stream.has_begun = True
             self.ready.extend(stream.bridge.feed(frame))
             return
         del self.streams[frame.stream]
@@ -98,7 +102,11 @@ class GenerationRequest:
         """What the request waits for, for the text of a deadline."""
         if self.ready or not self.streams:
             return "its turn"
-        return "stage " + ", ".join(stream.source.stage for stream in self.streams.values())
+        return " and ".join(
+            f"the {'next' if stream.has_begun else 'first'} chunk or the end of the stream of "
+            f"stage {stream.source.stage}"
+            for stream in self.streams.values()
+        )
 
 
 def failure_from(error: BaseException, stage: str) -> StageFailure:
@@ -108,6 +116,9 @@ def failure_from(error: BaseException, stage: str) -> StageFailure:
     if isinstance(error, OmniError):
         return StageFailure(error.code, str(error), error.field)
     text = " ".join(str(error).split())[:500]
+    if is_out_of_memory(error):
+        text = f"stage {stage} has no memory for this request: {text or type(error).__name__}"
+        return StageFailure(MemoryExhaustedError.code, text)
     return StageFailure("request_failed", f"stage {stage} failed: {type(error).__name__}: {text}")
 
 

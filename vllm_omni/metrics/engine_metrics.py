@@ -60,6 +60,7 @@ class _Stage:
 
     def __init__(self) -> None:
         self.submitted = 0
+        self.resubmitted = 0
         self.finished = dict.fromkeys(names.FINISH_REASONS, 0)
         self.first_output = HistogramCell(names.FIRST_OUTPUT.buckets)
         self.real_time_factor = HistogramCell(names.REAL_TIME_FACTOR.buckets)
@@ -94,6 +95,9 @@ class PrometheusEngineMetrics(Collector):
 
     def request_submitted(self, stage: str) -> None:
         self._stage(stage).submitted += 1
+
+    def request_resubmitted(self, stage: str) -> None:
+        self._stage(stage).resubmitted += 1
 
     def request_finished(self, stage: str, reason: str) -> None:
         finished = self._stage(stage).finished
@@ -173,6 +177,7 @@ class PrometheusEngineMetrics(Collector):
             for reason, count in list(stage.finished.items()):
                 yield names.REQUESTS, [name, reason], count
             yield names.SUBMITTED, [name], stage.submitted
+            yield names.RESUBMITTED, [name], stage.resubmitted
             yield names.IN_FLIGHT, [name], max(0, stage.submitted - ended)
             yield names.FIRST_OUTPUT, [name], stage.first_output
             yield names.REAL_TIME_FACTOR, [name], stage.real_time_factor

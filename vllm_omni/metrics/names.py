@@ -45,6 +45,12 @@ SUBMITTED: Final = Series(
 REJECTED: Final = Series(
     "requests_rejected", Kind.COUNTER, "Requests that admission refused, by reason.", ("reason",)
 )
+RESUBMITTED: Final = Series(
+    "requests_resubmitted",
+    Kind.COUNTER,
+    "Requests submitted again, since their replica of this stage died before they had output.",
+    (STAGE,),
+)
 IN_FLIGHT: Final = Series(
     "requests_in_flight", Kind.GAUGE, "Requests in a stage, running or waiting.", (STAGE,)
 )
@@ -106,7 +112,7 @@ REPLICA_STATE: Final = Series(
 RESTARTS: Final = Series(
     "replica_restarts",
     Kind.COUNTER,
-    "Times a replica that had died served again.",
+    "Times a replica served again after it had died or was restarted.",
     (STAGE, REPLICA),
 )
 
@@ -114,6 +120,7 @@ ALL: Final = (
     REQUESTS,
     SUBMITTED,
     REJECTED,
+    RESUBMITTED,
     IN_FLIGHT,
     RUNNING,
     WAITING,

@@ -19,6 +19,8 @@ class StageTimings:
     """When a stage of a request did what, in seconds since the request arrived."""
 
     submitted_s: float
+    attempt: int = 1
+    """2 when the request was submitted again, since its first replica had died."""
     first_output_s: float | None = None
     finished_s: float | None = None
 

@@ -7,6 +7,7 @@ the first question imports what it takes to answer it.
 from __future__ import annotations
 
 import functools
+import sys
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -68,3 +69,10 @@ def platform_of(device: str) -> Platform:
 
         return CpuPlatform()
     return current_platform()
+
+
+def free_cached_memory() -> None:
+    """Give back what PyTorch keeps of a device for later, if this process uses one through it."""
+    torch = sys.modules.get("torch")
+    if torch is not None and torch.cuda.is_initialized():
+        torch.cuda.empty_cache()

@@ -19,7 +19,7 @@ def started(monkeypatch) -> list[str]:
     """What would have been started: `omni` for our server, `vllm` for vLLM's own."""
     log: list[str] = []
 
-    async def serve(args, config) -> None:
+    async def serve(args, config, admin_key=None) -> None:
         log.append("omni")
 
     monkeypatch.setattr(server, "serve", serve)
@@ -42,7 +42,7 @@ def error_of(capsys: pytest.CaptureFixture[str], *words: str, code: int = 1) -> 
 def test_a_model_of_several_stages_goes_to_our_server(model_dir: Path, started, monkeypatch):
     seen = {}
 
-    async def serve(args, config) -> None:
+    async def serve(args, config, admin_key=None) -> None:
         seen.update(args=args, config=config)
 
     monkeypatch.setattr(server, "serve", serve)
@@ -51,6 +51,31 @@ def test_a_model_of_several_stages_goes_to_our_server(model_dir: Path, started, 
     assert seen["args"].model == str(model_dir)
     assert seen["config"].limits.max_in_flight == 5
     assert started == []
+
+
+@pytest.mark.parametrize(
+    ("words", "environment", "expected"),
+    [
+        ([], None, None),
+        (["--admin-api-key", "from the flag"], None, "from the flag"),
+        ([], "from the environment", "from the environment"),
+        (["--admin-api-key", "from the flag"], "from the environment", "from the flag"),
+    ],
+)
+def test_the_operators_key_reaches_the_server_and_not_its_log(
+    model_dir: Path, monkeypatch, words, environment, expected
+):
+    seen = {}
+
+    async def serve(args, config, admin_key=None) -> None:
+        seen.update(args=args, admin_key=admin_key)
+
+    monkeypatch.setattr(server, "serve", serve)
+    if environment is not None:
+        monkeypatch.setenv("VLLM_OMNI_ADMIN_API_KEY", environment)
+    main(["serve", str(model_dir), "--omni", *words])
+    assert seen["admin_key"] == expected
+    assert "from the" not in str(vars(seen["args"])), "vLLM writes its arguments to the log"
 
 
 def test_a_plain_text_model_is_served_by_vllm_itself(tmp_path: Path, started, monkeypatch):
@@ -69,6 +94,7 @@ def test_a_plain_text_model_is_served_by_vllm_itself(tmp_path: Path, started, mo
         (["--stage", "mind.dtype=half"], "--stage"),
         (["--deploy-config", "x.yaml"], "--deploy-config"),
         (["--max-in-flight", "256"], "--max-in-flight"),
+        (["--admin-api-key", "x"], "--admin-api-key"),
     ],
 )
 def test_our_flags_are_refused_for_a_plain_model(tmp_path: Path, started, capsys, words, flag):

@@ -8,7 +8,7 @@ import dataclasses
 import json
 import socket
 from argparse import Namespace
-from collections.abc import AsyncIterator, Iterable, Sequence
+from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -179,6 +179,8 @@ async def serving(
     *,
     limits: ServerLimits | None = None,
     pipeline: PipelineConfig | None = None,
+    admin_key: str | None = None,
+    deploy: Mapping[str, Any] | None = None,
     **arguments: object,
 ) -> AsyncIterator[Rig]:
     """The app over one fake replica for each stage; `arguments` replace vLLM's serve arguments."""
@@ -195,11 +197,12 @@ async def serving(
         [[asr], [thinker], [voice]],
         limits=limits,
         preparers=preparers,
+        deploy=deploy,
     )
     pool = MediaPool()
     args = Namespace(**{**vars(parts.args), **arguments})
     async with omni:
-        app = await build_omni_app(args, omni, pool)
+        app = await build_omni_app(args, omni, pool, admin_key)
         transport = httpx.ASGITransport(app, raise_app_exceptions=False)
         async with httpx.AsyncClient(transport=transport, base_url="http://omni") as http:
             yield Rig(app, omni, http, asr, thinker, voice, preparer, pool)

@@ -40,12 +40,19 @@ def free_port() -> int:
 class Served:
     """A running `serve` and what is behind it."""
 
-    def __init__(self, args: Namespace, thinker: FakeStageClient) -> None:
+    def __init__(self, args: Namespace, thinker: FakeStageClient, limits: ServerLimits) -> None:
         self.url = f"http://127.0.0.1:{args.port}"
         self.thinker = thinker
-        self.config: ResolvedConfig = fake_config(speaking_pipeline(), limits=LIMITS)
+        self.config: ResolvedConfig = fake_config(speaking_pipeline(), limits=limits)
         self.task = asyncio.create_task(serve(args, self.config))
         self.omni: AsyncOmni | None = None
+
+    async def begin_request(self, http: httpx.AsyncClient) -> asyncio.Task[httpx.Response]:
+        """A request that the thinker has got and does not answer."""
+        self.thinker.script = None
+        running = asyncio.create_task(http.post("/v1/chat/completions", json=say()))
+        await eventually(lambda: bool(self.thinker.added))
+        return running
 
     async def is_up(self) -> None:
         async with httpx.AsyncClient(trust_env=False) as http:
@@ -66,11 +73,14 @@ def args(text_parts: TextParts) -> Namespace:
 
 @asynccontextmanager
 async def served(
-    args: Namespace, text_parts: TextParts, monkeypatch: pytest.MonkeyPatch
+    args: Namespace,
+    text_parts: TextParts,
+    monkeypatch: pytest.MonkeyPatch,
+    limits: ServerLimits = LIMITS,
 ) -> AsyncIterator[Served]:
     thinker = FakeStageClient(answers(*HELLO))
     preparer = RenderingPreparer(text_parts.preparer)
-    server = Served(args, thinker)
+    server = Served(args, thinker, limits)
 
     async def create(*, config: ResolvedConfig, **kwargs: Any) -> AsyncOmni:
         server.omni = fake_omni(
@@ -91,59 +101,81 @@ async def served(
             await asyncio.gather(server.task, return_exceptions=True)
 
 
-async def test_the_first_signal_lets_running_requests_finish(
+async def test_the_first_signal_lets_running_requests_finish_and_refuses_new_ones(
     args: Namespace, text_parts: TextParts, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async with served(args, text_parts, monkeypatch) as server:
-        server.thinker.script = None
-        async with httpx.AsyncClient(trust_env=False, timeout=10) as http:
-            running = asyncio.create_task(
-                http.post(f"{server.url}/v1/chat/completions", json=say())
-            )
-            await eventually(lambda: bool(server.thinker.added))
-            os.kill(os.getpid(), signal.SIGTERM)
-            await refuses_connections(server.url)
-            assert not server.task.done()
-            request_id = server.thinker.added[0].request_id
-            server.thinker.emit(text_output(request_id, "late", finished=True))
-            response = await running
+    async with served(args, text_parts, monkeypatch) as server, http_client(server.url) as http:
+        running = await server.begin_request(http)
+        os.kill(os.getpid(), signal.SIGTERM)
+        refused = await refusal(http)
+        assert not server.task.done()
+        health = await http.get("/health")
+        metrics = await http.get("/metrics")
+        request_id = server.thinker.added[0].request_id
+        server.thinker.emit(text_output(request_id, "late", finished=True))
+        response = await running
         await asyncio.wait_for(server.task, 10)
 
+    assert refused.json()["error"]["code"] == "engine_stopped"
+    assert refused.headers["retry-after"] == "1"
+    assert (health.status_code, metrics.status_code) == (503, 200)
     assert response.json()["choices"][0]["message"]["content"] == "late"
     assert server.omni is not None
     assert not server.omni.is_running
     assert server.thinker.shutdown_calls == 1
 
 
-async def test_the_second_signal_ends_at_once(
+async def test_what_does_not_finish_in_time_is_told_so(
     args: Namespace, text_parts: TextParts, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async with served(args, text_parts, monkeypatch) as server:
-        server.thinker.script = None
-        async with httpx.AsyncClient(trust_env=False, timeout=10) as http:
-            running = asyncio.create_task(
-                http.post(f"{server.url}/v1/chat/completions", json=say())
-            )
-            await eventually(lambda: bool(server.thinker.added))
-            os.kill(os.getpid(), signal.SIGINT)
-            await refuses_connections(server.url)
-            os.kill(os.getpid(), signal.SIGINT)
-            # Well below the time that running requests would get.
-            await asyncio.wait_for(server.task, 3)
-            await asyncio.gather(running, return_exceptions=True)
+    limits = ServerLimits(drain_timeout_s=0.3)
+    async with (
+        served(args, text_parts, monkeypatch, limits) as server,
+        http_client(server.url) as http,
+    ):
+        running = await server.begin_request(http)
+        os.kill(os.getpid(), signal.SIGTERM)
+        response = await running
+        await asyncio.wait_for(server.task, 3)
 
+    assert response.status_code == 503
+    assert response.json()["error"]["code"] == "engine_stopped"
+
+
+@pytest.mark.parametrize("second", [signal.SIGINT, signal.SIGTERM])
+async def test_the_second_signal_ends_at_once(
+    args: Namespace,
+    text_parts: TextParts,
+    monkeypatch: pytest.MonkeyPatch,
+    second: signal.Signals,
+) -> None:
+    async with served(args, text_parts, monkeypatch) as server, http_client(server.url) as http:
+        running = await server.begin_request(http)
+        os.kill(os.getpid(), signal.SIGINT)
+        await refusal(http)
+        assert not running.done()
+        os.kill(os.getpid(), second)
+        response = await running
+        # Well below the time that running requests would get.
+        await asyncio.wait_for(server.task, 3)
+
+    assert response.status_code == 503
+    assert response.json()["error"]["code"] == "engine_stopped"
     assert server.omni is not None
     assert not server.omni.is_running
 
 
-async def refuses_connections(url: str) -> None:
-    async with httpx.AsyncClient(trust_env=False) as http:
-        while True:
-            try:
-                await http.get(f"{url}/health")
-            except httpx.TransportError:
-                return
-            await asyncio.sleep(0.02)
+def http_client(url: str) -> httpx.AsyncClient:
+    return httpx.AsyncClient(base_url=url, trust_env=False, timeout=10)
+
+
+async def refusal(http: httpx.AsyncClient) -> httpx.Response:
+    """What a new request is told, once the signal has been taken."""
+    while True:
+        response = await http.get("/v1/models")
+        if response.status_code != 200:
+            assert response.status_code == 503
+            return response
 
 
 @pytest.mark.filterwarnings("ignore::ResourceWarning")  # vLLM leaves the unbound socket to the GC

@@ -6,6 +6,7 @@ import json
 import shutil
 from array import array
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -67,6 +68,28 @@ def test_the_same_request_sounds_the_same(voice: PiperVoice) -> None:
 
     assert say(voice, TEXT) == first
     assert len(first) > 2 * 16_000
+
+
+def test_a_piece_that_fails_changes_nothing_for_its_neighbours_nor_for_its_second_try(
+    voice: PiperVoice, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    texts = ["One is here.", "Two is there.", "Three?"]
+    alone = [say(voice, text) for text in texts]
+    works = [Work(voice.start(None, None)[0], text, is_last=False) for text in texts]
+    synthesize = voice._synthesize
+
+    def without_memory(*args: Any) -> Any:
+        if args[1] is works[1].state:
+            raise MemoryError
+        return synthesize(*args)
+
+    monkeypatch.setattr(voice, "_synthesize", without_memory)
+    first, failed, third = voice.forward(works)
+    monkeypatch.undo()
+    (second,) = voice.forward(works[1:2])
+
+    assert isinstance(failed, MemoryError)
+    assert [c.pcm for c in (first, second, third) if isinstance(c, AudioChunk)] == alone
 
 
 def test_the_seed_decides_the_noise(voice: PiperVoice) -> None:

@@ -34,6 +34,7 @@ _LOSS_GRACE_S = 0.05
 """Time for what a lost peer sent before it went to arrive through the other connection."""
 _TCP_HEARTBEAT_MS = 5000
 _CLOSE_LINGER_MS = 500
+_CLOSE_TIMEOUT_S = 2.0
 _GONE = zmq.EVENT_DISCONNECTED | zmq.EVENT_CLOSED | zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL
 
 
@@ -99,7 +100,9 @@ class Mailbox:
                 return False
             try:
                 peer.socket.send_multipart(parts, zmq.NOBLOCK, copy=len(parts[-1]) < 65536)
-            except zmq.Again:
+            except zmq.ZMQError as error:
+                if not isinstance(error, zmq.Again):
+                    logger.error("%r: not sent to %s: %s", self, peer.address, error)
                 return False
             return True
 
@@ -118,7 +121,14 @@ class Mailbox:
         self._wake()
         self._thread.join()
         os.close(self._wake_fd)
-        self._context.destroy(linger=_CLOSE_LINGER_MS)
+        # libzmq may wait for ever for a peer that died before it took the connection.
+        ending = threading.Thread(
+            target=self._context.destroy, args=(_CLOSE_LINGER_MS,), name="mailbox end", daemon=True
+        )
+        ending.start()
+        ending.join(_CLOSE_TIMEOUT_S)
+        if ending.is_alive():
+            logger.error("%r: its sockets did not close in time", self)
 
     def _connect(self, address: str) -> Peer:
         socket = self._context.socket(zmq.PUSH)
@@ -126,8 +136,18 @@ class Mailbox:
         socket.setsockopt(zmq.RECONNECT_IVL, -1)  # a broken connection is a lost peer
         if address.startswith("tcp://"):
             socket.setsockopt(zmq.HEARTBEAT_IVL, _TCP_HEARTBEAT_MS)
-        monitor = socket.get_monitor_socket(_GONE)
-        socket.connect(address)
+        try:
+            monitor = socket.get_monitor_socket(_GONE)
+        except zmq.ZMQError:
+            socket.close(0)
+            raise
+        try:
+            socket.connect(address)
+        except zmq.ZMQError:
+            socket.disable_monitor()
+            monitor.close(0)
+            socket.close(0)
+            raise
         return Peer(address, socket, monitor)
 
     def _wake(self) -> None:
@@ -147,7 +167,7 @@ class Mailbox:
                 elif source == self._wake_fd:
                     self._run_calls()
                 else:
-                    self._on_monitor(source)
+                    self._guarded(lambda: self._on_monitor(source))  # noqa: B023
             self._forget_lost()
 
     def _poll_timeout_ms(self) -> int | None:
@@ -181,10 +201,10 @@ class Mailbox:
         self._poller.register(peer.monitor, zmq.POLLIN)
 
     def _on_monitor(self, monitor: zmq.Socket[bytes]) -> None:
+        self._poller.unregister(monitor)  # first: a monitor that cannot be read is read once
         peer = next(p for p in self._peers.values() if p.monitor is monitor)
         event = parse_monitor_message(monitor.recv_multipart())
         logger.debug("peer %s is gone: event %s", peer.address, event["event"])
-        self._poller.unregister(monitor)
         with self._lock:
             peer.is_lost = True
             del self._peers[peer.address]

@@ -11,6 +11,8 @@ from collections import OrderedDict, deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+import zmq
+
 from vllm_omni.distributed.omni_connectors import wire
 from vllm_omni.distributed.omni_connectors.base import Frame
 from vllm_omni.distributed.omni_connectors.mailbox import Mailbox, Peer
@@ -22,6 +24,7 @@ MAX_UNSUBSCRIBED_STREAMS = 1024
 MAX_UNSUBSCRIBED_BYTES = 64 * 1024 * 1024
 _MAX_CANCELLED = 4096
 """Stream ids remembered so that frames still on their way are dropped in silence."""
+_MAX_UNANSWERED = 64
 _RELEASE_UNITS = wire.WINDOW_UNITS // 4
 """Credit collected before it goes back in a message of its own."""
 
@@ -79,6 +82,8 @@ class ZmqReceiver:
         self._name = name
         self._mailbox = mailbox
         self._links: dict[int, _Link] = {}
+        self._unanswered: OrderedDict[int, wire.Hello] = OrderedDict()
+        """Senders whose mailboxes could not be connected to when they came."""
         self._streams: dict[str, _Incoming] = {}
         self._unsubscribed: OrderedDict[str, _Incoming] = OrderedDict()
         self._unsubscribed_bytes = 0
@@ -122,12 +127,19 @@ class ZmqReceiver:
             logger.error("stage %s speaks version %d of the data plane", hello.name, hello.version)
             return
         shares_memory = self._sees_memory_of(hello)
-        peer = self._mailbox.connect(hello.address)
-        self._links[hello.mailbox] = _Link(peer, hello.name, hello.pid, shares_memory)
+        self._unanswered[hello.mailbox] = hello
+        while len(self._unanswered) > _MAX_UNANSWERED:
+            self._unanswered.popitem(last=False)
+        peer = self._mailbox.connect(hello.address)  # raises without descriptors
+        del self._unanswered[hello.mailbox]
+        link = self._links[hello.mailbox] = _Link(peer, hello.name, hello.pid, shares_memory)
+        self._welcome(link)
+
+    def _welcome(self, link: _Link) -> None:
         welcome = wire.Welcome(
-            self._mailbox.mailbox_id, self._name, self._mailbox.address, shares_memory
+            self._mailbox.mailbox_id, self._name, self._mailbox.address, link.shares_memory
         )
-        self._mailbox.post(peer, wire.encode(welcome))
+        self._mailbox.post(link.peer, wire.encode(welcome))
 
     def on_segment(self, message: wire.Segment) -> None:
         link = self._links.get(message.mailbox)
@@ -135,11 +147,14 @@ class ZmqReceiver:
             return
         try:
             link.segments[message.segment] = open_segment(link.pid, message.fd, message.size_bytes)
-        except OSError as error:
+        except (OSError, ValueError) as error:
             logger.error("shared memory of stage %s cannot be opened: %s", link.name, error)
+            # What is under way fails its streams; what comes later travels in the messages.
+            link.shares_memory = False
+            self._welcome(link)
 
     def on_open(self, message: wire.Open) -> None:
-        link = self._links.get(message.mailbox)
+        link = self._links.get(message.mailbox) or self._met_again(message)
         if link is None:
             return
         if message.stream in self._cancelled:
@@ -149,6 +164,9 @@ class ZmqReceiver:
         if incoming is None:
             incoming = self._streams[message.stream] = _Incoming()
             self._unsubscribed[message.stream] = incoming
+        elif incoming.link is not None and incoming.link is not link:
+            self._tell_cancelled(link, message.stream, "the stream has another sender")
+            return
         elif incoming.link is not None:
             self._fail(message.stream, incoming, "the stream was opened twice")
             return
@@ -156,6 +174,21 @@ class ZmqReceiver:
         with link.lock:
             link.credit[message.stream] = 0
         self._bound_unsubscribed()
+
+    def _met_again(self, message: wire.Open) -> _Link | None:
+        """The link of a sender that could not be answered when it came; else its stream fails."""
+        hello = self._unanswered.get(message.mailbox)
+        if hello is None:
+            return None
+        try:
+            self.on_hello(hello)
+        except zmq.ZMQError as error:
+            incoming = self._streams.get(message.stream)
+            if incoming is not None and incoming.link is None and not incoming.is_over:
+                text = f"stage {hello.name} cannot be answered: {error}"
+                self._end(message.stream, incoming, "error", text)
+            return None
+        return self._links[hello.mailbox]
 
     def on_chunk(self, chunk: wire.Chunk, raw: memoryview | None) -> None:
         link = self._links.get(chunk.mailbox)

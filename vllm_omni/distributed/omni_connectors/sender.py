@@ -46,6 +46,8 @@ class _Link:
     """Slots that hold payloads for this receiver: waiting here or not yet released there."""
     announced: set[int] = field(default_factory=set)
     streams: dict[str, _Outgoing] = field(default_factory=dict)
+    unsent_ends: dict[str, wire.End] = field(default_factory=dict)
+    """Ends that found the receiver's queue full; they go out when it is heard of again."""
 
 
 @dataclass(slots=True)
@@ -97,6 +99,7 @@ class ZmqSender:
             link = self._links.get(address)
             if link is None:
                 link = self._links[address] = self._connect(address)
+            self._send_unsent_ends(link)
             outgoing = _Outgoing(stream, link)
             self._streams[stream] = link.streams[stream] = outgoing
             sent = self._post(link, wire.Open(self._mailbox.mailbox_id, stream))
@@ -150,6 +153,7 @@ class ZmqSender:
             link = self._links.get(address)
             if link is None:
                 return
+            self._send_unsent_ends(link)
             self._free(link, message.slots)
             outgoing = link.streams.get(message.stream)
             if outgoing is not None:
@@ -183,8 +187,7 @@ class ZmqSender:
     def _connect(self, address: str) -> _Link:
         link = _Link(self._mailbox.connect(address))
         if address.startswith("ipc://") and self._probe is None:
-            self._probe = create_segment(4096)
-            self._probe.view[: len(self._probe_token)] = self._probe_token
+            self._make_probe()
         hello = wire.Hello(
             self._mailbox.mailbox_id,
             wire.PROTOCOL_VERSION,
@@ -196,6 +199,14 @@ class ZmqSender:
         )
         self._post(link, hello)
         return link
+
+    def _make_probe(self) -> None:
+        try:
+            self._probe = create_segment(4096)
+        except OSError as error:
+            logger.warning("stage %s: no shared memory with others: %s", self._name, error)
+            return
+        self._probe.view[: len(self._probe_token)] = self._probe_token
 
     def _post(self, link: _Link, message: wire.Message, payload: Buffer | None = None) -> bool:
         raw = payload if payload is None or isinstance(payload, bytes) else bytes(payload)
@@ -247,7 +258,9 @@ class ZmqSender:
         while outgoing.outbox and outgoing.credit > 0:
             frame = outgoing.outbox.popleft()
             outgoing.outbox_bytes -= frame.size_bytes
-            self._send(outgoing, frame)
+            if not self._send(outgoing, frame):
+                self._send_end(outgoing, "error", "the receiving stage is gone or stuck")
+                return
         self._end_if_empty(outgoing)
 
     def _end_if_empty(self, outgoing: _Outgoing) -> None:
@@ -258,8 +271,16 @@ class ZmqSender:
         end = wire.End(
             self._mailbox.mailbox_id, outgoing.stream, outgoing.next_seq, reason, message
         )
-        self._post(outgoing.link, end)
+        link = outgoing.link
+        if not self._post(link, end) and not link.peer.is_lost:
+            link.unsent_ends[outgoing.stream] = end
         self._forget(outgoing)
+
+    def _send_unsent_ends(self, link: _Link) -> None:
+        for stream in list(link.unsent_ends):
+            if not self._post(link, link.unsent_ends[stream]):
+                return
+            del link.unsent_ends[stream]
 
     def _forget(self, outgoing: _Outgoing) -> None:
         """The stream is over; slots that were sent come back by the receiver's releases."""

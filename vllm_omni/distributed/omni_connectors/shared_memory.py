@@ -8,11 +8,14 @@ against writing by anyone else. They vanish with the last process that maps them
 from __future__ import annotations
 
 import fcntl
+import logging
 import mmap
 import os
 from dataclasses import dataclass
 
 from vllm_omni.distributed.omni_connectors.base import Buffer
+
+logger = logging.getLogger(__name__)
 
 MIN_SLOT_BYTES = 64 * 1024
 SEGMENT_BYTES = 8 * 1024 * 1024
@@ -41,11 +44,21 @@ class PoolSegment:
 
 
 def create_segment(size_bytes: int) -> PoolSegment:
-    """A sealed memfd, mapped writable here and nowhere else."""
+    """A sealed memfd, mapped writable here and nowhere else.
+
+    Raises:
+        OSError: no memory, address space or descriptor is left for it.
+    """
     fd = os.memfd_create("vllm-omni", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
-    os.ftruncate(fd, size_bytes)
-    view = memoryview(mmap.mmap(fd, size_bytes))
-    fcntl.fcntl(fd, fcntl.F_ADD_SEALS, _SEALS)
+    try:
+        os.ftruncate(fd, size_bytes)
+        # Now, not at the first write, where a lack of memory would be a signal.
+        os.posix_fallocate(fd, 0, size_bytes)
+        view = memoryview(mmap.mmap(fd, size_bytes))
+        fcntl.fcntl(fd, fcntl.F_ADD_SEALS, _SEALS)
+    except BaseException:
+        os.close(fd)
+        raise
     return PoolSegment(fd, size_bytes, view)
 
 
@@ -76,12 +89,14 @@ class SlotPool:
         self._free: dict[int, list[Slot]] = {}
         """By capacity; last in, first out, so that a slot is used while its memory is warm."""
         self._num_used = 0
+        self._is_refused = False
+        """The last segment could not be made, and that was said."""
 
     def __repr__(self) -> str:
         return f"<SlotPool used={self._num_used} of {len(self._slots)}>"
 
     def put(self, payload: Buffer) -> Slot | None:
-        """Copy a payload into a slot; None when the pool is exhausted."""
+        """Copy a payload into a slot; None when the pool is exhausted or memory is."""
         data = memoryview(payload).cast("B")
         slot = self._take(data.nbytes)
         if slot is not None:
@@ -115,8 +130,16 @@ class SlotPool:
         size_bytes = max(SEGMENT_BYTES, capacity)
         if sum(segment.size_bytes for segment in self.segments) + size_bytes > self._max_bytes:
             return False
+        try:
+            segment = create_segment(size_bytes)
+        except OSError as error:
+            if not self._is_refused:
+                logger.warning("no shared memory, payloads travel in messages: %s", error)
+            self._is_refused = True
+            return False
+        self._is_refused = False
         number = len(self.segments)
-        self.segments.append(create_segment(size_bytes))
+        self.segments.append(segment)
         slots = [
             Slot(len(self._slots) + i, number, offset, capacity)
             for i, offset in enumerate(range(0, size_bytes, capacity))

@@ -15,7 +15,7 @@ from vllm_omni.errors import ConfigError
 
 GROUP: Final = "Omni"
 STAGE_FLAG: Final = "--stage"
-OWN: Final = ("omni", "deploy_config", "stage")
+OWN: Final = ("omni", "deploy_config", "stage", "admin_api_key")
 """Flags of this group that are no limits."""
 
 IMPOSSIBLE: Final[Mapping[str, str]] = {
@@ -82,6 +82,13 @@ def add_omni_arguments(parser: _Parser) -> None:
         action="extend",
         default=[],
         help="One setting of one stage, for example `thinker.max_model_len=2048`. Repeatable.",
+    )
+    group.add_argument(
+        "--admin-api-key",
+        metavar="KEY",
+        default=None,
+        help="Key of operators, for the routes below /v1/omni/; without one they are off. Better "
+        "given as VLLM_OMNI_ADMIN_API_KEY, which no process list shows.",
     )
     documented = _field_docs(ServerLimits)
     defaults = ServerLimits()

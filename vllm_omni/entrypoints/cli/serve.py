@@ -12,6 +12,7 @@ from vllm.entrypoints.serve.utils.api_utils import cli_env_setup
 from vllm.exceptions import VLLMError
 from vllm.logger import configure_logging_from_args
 
+from vllm_omni import envs
 from vllm_omni.config.deploy import ResolvedConfig
 from vllm_omni.config.detect import detect, locate
 from vllm_omni.config.resolve import resolve
@@ -111,7 +112,9 @@ def _serve(args: argparse.Namespace, config: ResolvedConfig) -> None:
 
     from vllm_omni.entrypoints.openai.server import serve
 
-    uvloop.run(serve(args, config))
+    # Out of the arguments, which vLLM writes to the log.
+    admin_key = vars(args).pop("admin_api_key") or envs.admin_api_key()
+    uvloop.run(serve(args, config, admin_key))
 
 
 @contextmanager

@@ -14,6 +14,8 @@ from vllm.entrypoints.launchers.app import build_app
 
 from vllm_omni.config.pipeline import PipelineConfig, Task
 from vllm_omni.engine.ar_speech import SETTINGS_KEY
+from vllm_omni.entrypoints.openai.admin.api_router import router as admin_router
+from vllm_omni.entrypoints.openai.admin.serving import AdminServing
 from vllm_omni.entrypoints.openai.capabilities import Capabilities
 from vllm_omni.entrypoints.openai.chat.api_router import router as chat_router
 from vllm_omni.entrypoints.openai.chat.serving import ChatMedia, OmniServingChat
@@ -44,16 +46,23 @@ _ROUTERS = (
     completions_router,
     speech_router,
     transcription_router,
+    admin_router,
 )
 
 
-async def build_omni_app(args: Namespace, omni: AsyncOmni, pool: MediaPool) -> FastAPI:
-    """The app over a running `AsyncOmni`. `args` are vLLM's parsed serve arguments."""
+async def build_omni_app(
+    args: Namespace, omni: AsyncOmni, pool: MediaPool, admin_key: str | None = None
+) -> FastAPI:
+    """The app over a running `AsyncOmni`. `args` are vLLM's parsed serve arguments.
+
+    Without an `admin_key` the operators' routes answer 403.
+    """
     client = OmniEngineClient(omni, Task.CHAT)
     tasks = await client.get_supported_tasks()
     app = build_app(args, tasks, client.model_config)
     await init_app_state(client, app.state, args, tasks)
     _extend_state(args, app, omni, pool)
+    app.state.omni_admin = AdminServing(omni, admin_key)
     for router in _ROUTERS:
         _include_instead(app, router)
     # vLLM's builder has stacked its middleware already; stacked anew it takes in ours.

@@ -1,14 +1,12 @@
-"""uvicorn with vLLM's settings, and signals: the first drains, the second ends at once."""
+"""uvicorn with vLLM's settings, and its end: drain, tell those that remain, close."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
-import math
-import signal
 import socket
 from argparse import Namespace
-from types import TracebackType
+from collections.abc import Awaitable, Callable
 from typing import Any, Final
 
 import uvicorn
@@ -18,47 +16,32 @@ from vllm.entrypoints.launchers.launcher import NoSignalServer
 from vllm.entrypoints.launchers.utils.server_utils import get_uvicorn_log_config
 from vllm.entrypoints.launchers.utils.ssl import SSLCertRefresher
 
+from vllm_omni.entrypoints.openai.draining import Drain, DrainMiddleware
+from vllm_omni.entrypoints.openai.stop_signals import StopSignals
+
 logger = logging.getLogger(__name__)
-_SIGNALS: Final = (signal.SIGINT, signal.SIGTERM)
-
-
-class StopSignals:
-    """SIGINT and SIGTERM as events of the running loop, from the start of the server on."""
-
-    def __init__(self) -> None:
-        self.first = asyncio.Event()
-        """Stop taking requests, finish those that run."""
-        self.second = asyncio.Event()
-        """Stop now."""
-
-    def __enter__(self) -> StopSignals:
-        loop = asyncio.get_running_loop()
-        for number in _SIGNALS:
-            loop.add_signal_handler(number, self.raise_once)
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        value: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        loop = asyncio.get_running_loop()
-        for number in _SIGNALS:
-            loop.remove_signal_handler(number)
-
-    def raise_once(self) -> None:
-        """One signal more."""
-        (self.second if self.first.is_set() else self.first).set()
+_FLUSH_S: Final = 2
+"""Seconds for the last answers to leave once nothing runs any more."""
+_END_S: Final = 5.0
+"""Seconds for replicas and sockets to close after the drain; then the process is ended."""
 
 
 async def serve_app(
-    app: FastAPI, sock: socket.socket, args: Namespace, drain_timeout_s: float, stop: StopSignals
+    app: FastAPI,
+    sock: socket.socket,
+    args: Namespace,
+    *,
+    drain_timeout_s: float,
+    stop: StopSignals,
+    end_requests: Callable[[], Awaitable[None]],
 ) -> None:
-    """Serve until a signal. Running requests get `drain_timeout_s`; a second signal cuts that."""
-    config = uvicorn.Config(
-        app, timeout_graceful_shutdown=math.ceil(drain_timeout_s), **_uvicorn_options(args)
-    )
+    """Serve until a signal. Running requests get `drain_timeout_s`; a second signal cuts that.
+
+    `end_requests` fails what runs then, so that every client is told why.
+    """
+    drain = Drain()
+    app.add_middleware(DrainMiddleware, drain=drain)
+    config = uvicorn.Config(app, timeout_graceful_shutdown=_FLUSH_S, **_uvicorn_options(args))
     config.h11_max_incomplete_event_size = args.h11_max_incomplete_event_size
     # Read by vLLM's version of the protocol class only.
     vars(config)["h11_max_header_count"] = args.h11_max_header_count
@@ -66,7 +49,9 @@ async def serve_app(
     server = NoSignalServer(config)
     app.state.server = server
     refresher = _certificate_refresher(args, config)
-    watching = asyncio.create_task(_stop_server(server, stop))
+    watching = asyncio.create_task(
+        _stop_server(server, drain, drain_timeout_s, stop, end_requests), name="stop"
+    )
     try:
         await server.serve(sockets=[sock])
     finally:
@@ -75,12 +60,41 @@ async def serve_app(
             refresher.stop()
 
 
-async def _stop_server(server: uvicorn.Server, stop: StopSignals) -> None:
+async def _stop_server(
+    server: uvicorn.Server,
+    drain: Drain,
+    drain_timeout_s: float,
+    stop: StopSignals,
+    end_requests: Callable[[], Awaitable[None]],
+) -> None:
     await stop.first.wait()
-    logger.info("stopping: running requests may finish, a second signal ends them")
+    logger.info(
+        "stopping: %d running requests may finish within %g s, a second signal ends them",
+        drain.num_running,
+        drain_timeout_s,
+    )
+    drain.begin()
+    await _first_of(drain.idle, stop.second, timeout_s=drain_timeout_s)
+    stop.leave_within(_END_S)
+    if drain.num_running:
+        logger.warning("%d requests did not finish and are ended", drain.num_running)
+        ending = asyncio.ensure_future(end_requests())
+        await _first_of(drain.idle, timeout_s=_FLUSH_S)
+        server.should_exit = True
+        await ending
     server.should_exit = True
     await stop.second.wait()
     server.force_exit = True
+
+
+async def _first_of(*events: asyncio.Event, timeout_s: float) -> None:
+    """Wait for any of the events."""
+    waiting = [asyncio.ensure_future(event.wait()) for event in events]
+    try:
+        await asyncio.wait(waiting, timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        for task in waiting:
+            task.cancel()
 
 
 def _uvicorn_options(args: Namespace) -> dict[str, Any]:

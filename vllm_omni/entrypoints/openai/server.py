@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import socket
 from argparse import Namespace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from vllm.entrypoints.launchers.launcher import setup_server
 
 from vllm_omni.config.deploy import ResolvedConfig
 from vllm_omni.entrypoints.openai.app import build_omni_app
-from vllm_omni.entrypoints.openai.http_server import StopSignals, serve_app
+from vllm_omni.entrypoints.openai.http_server import serve_app
 from vllm_omni.entrypoints.openai.media.pool import MediaPool
+from vllm_omni.entrypoints.openai.stop_signals import StopSignals
 from vllm_omni.errors import ConfigError
 from vllm_omni.metrics.engine_metrics import PrometheusEngineMetrics, show
 
@@ -22,9 +24,12 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
+_START_END_S: Final = 5.0
+"""Seconds that a start which is broken off may take to end."""
 
-async def serve(args: Namespace, config: ResolvedConfig) -> None:
-    """Run the server until a signal ends it.
+
+async def serve(args: Namespace, config: ResolvedConfig, admin_key: str | None = None) -> None:
+    """Run the server until a signal ends it. With an `admin_key` operators have their routes.
 
     Raises:
         OmniError: it cannot start; the command line prints its one line.
@@ -35,7 +40,19 @@ async def serve(args: Namespace, config: ResolvedConfig) -> None:
         if omni is None:
             return
         try:
-            await _serve(args, omni, address, sock, stop)
+            with contextlib.closing(MediaPool()) as pool:
+                app = await build_omni_app(args, omni, pool, admin_key)
+                # Its connections may linger when it has stopped; the next server must not wait.
+                sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+                logger.info("serving on %s", address)
+                await serve_app(
+                    app,
+                    sock,
+                    args,
+                    drain_timeout_s=omni.config.limits.drain_timeout_s,
+                    stop=stop,
+                    end_requests=omni.aclose,
+                )
         finally:
             await omni.aclose()
 
@@ -69,22 +86,9 @@ async def _started(config: ResolvedConfig, stop: StopSignals) -> AsyncOmni | Non
             metrics.watch(omni.engine.replica_figures)
             return omni
         logger.info("stopped while the stages were starting")
+        stop.leave_within(_START_END_S)
         return None
     finally:
         for task in (starting, stopping):
             task.cancel()
         await asyncio.gather(starting, stopping, return_exceptions=True)
-
-
-async def _serve(
-    args: Namespace, omni: AsyncOmni, address: str, sock: socket.socket, stop: StopSignals
-) -> None:
-    pool = MediaPool()
-    try:
-        app = await build_omni_app(args, omni, pool)
-        # Its connections may linger when it has stopped; the next server must not wait for them.
-        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        logger.info("serving on %s", address)
-        await serve_app(app, sock, args, omni.config.limits.drain_timeout_s, stop)
-    finally:
-        pool.close()

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from vllm.v1.engine.exceptions import EngineDeadError
 
+from vllm_omni.engine.replica_state import ReplicaStatus
 from vllm_omni.entrypoints.omni_base import OmniBase
+from vllm_omni.entrypoints.openai.replica_status import status_fields
 
 
 @dataclass(frozen=True, slots=True)
@@ -16,13 +18,20 @@ class HealthReport:
 
     stages: Mapping[str, str]
     """`ready` or `dead` by stage name."""
+    replicas: Sequence[ReplicaStatus]
     error: str | None
     """The first thing that is wrong."""
 
     def body(self) -> dict[str, object]:
-        if self.error is None:
-            return {"status": "healthy", "stages": dict(self.stages)}
-        return {"status": "unhealthy", "stages": dict(self.stages), "error": self.error}
+        by_stage: dict[str, list[dict[str, object]]] = {stage: [] for stage in self.stages}
+        for one in self.replicas:
+            by_stage[one.stage].append(status_fields(one))
+        body: dict[str, object] = {
+            "status": "healthy" if self.error is None else "unhealthy",
+            "stages": dict(self.stages),
+            "replicas": by_stage,
+        }
+        return body if self.error is None else {**body, "error": self.error}
 
 
 def health_of(omni: OmniBase) -> HealthReport:
@@ -31,10 +40,11 @@ def health_of(omni: OmniBase) -> HealthReport:
     stages = {
         stage.name: "dead" if stage.name in dead else "ready" for stage in omni.pipeline.stages
     }
+    replicas = omni.replica_statuses()
     try:
         OmniBase.check_health(omni)
     except EngineDeadError as exc:
         named = f" ({', '.join(dead)})" if dead else ""
         # vLLM's class puts a sentence of its own before what it was raised with.
-        return HealthReport(stages, f"{exc.args[-1]}{named}")
-    return HealthReport(stages, None)
+        return HealthReport(stages, replicas, f"{exc.args[-1]}{named}")
+    return HealthReport(stages, replicas, None)

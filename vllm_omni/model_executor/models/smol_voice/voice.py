@@ -147,15 +147,25 @@ class PiperVoice:
     def forward(self, batch: Sequence[Work]) -> Sequence[AudioChunk | BaseException | None]:
         """One after the other: a session's threads already share the work of one piece, and a
         shared forward would make a result depend on its neighbours' lengths."""
-        return [self._say(cast(Speaking, work.state), str(work.item)) for work in batch]
+        return [self._result(work) for work in batch]
 
     def finish(self, state: object) -> None:
         """Nothing is held outside the state."""
 
+    def _result(self, work: Work) -> AudioChunk | BaseException | None:
+        state = cast(Speaking, work.state)
+        pause_was_due = state.pause_due
+        try:
+            result = self._say(state, str(work.item))
+        except Exception as error:  # noqa: BLE001 - the boundary of one request in the batch
+            state.pause_due = pause_was_due
+            return error
+        state.num_pieces += 1
+        return result
+
     def _say(self, state: Speaking, text: str) -> AudioChunk | None:
         rate_hz = self.settings.sample_rate_hz
         rng = np.random.default_rng([state.seed, state.num_pieces])
-        state.num_pieces += 1
         silence = np.zeros(round(self.settings.sentence_silence_s * rate_hz), dtype=np.float32)
         parts: list[Samples] = []
         for phonemes in self._phonemize(text):

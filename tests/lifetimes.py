@@ -1,0 +1,106 @@
+"""Programs that use the library on the tone model, for tests of how they end.
+
+    python -m tests.lifetimes omni|async_omni starting|idle|busy PIPE [ending]
+
+At its moment the program writes a word to PIPE. `ending` is what it does then by itself: `raise`,
+`exit`, `return`; without one it waits for a signal.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+from vllm_omni.config.deploy import ResolvedConfig, ResolvedStage, ServerLimits, StageDeploy
+from vllm_omni.config.pipeline import Modality, PipelineConfig, StageConfig, StageKind, Task
+
+PIPELINE = PipelineConfig(
+    model_type="test_tone",
+    stages=(
+        StageConfig(
+            name="voice",
+            kind=StageKind.ONE_SHOT,
+            model_class="tests.generation.tone:ToneModel",
+            emits=Modality.AUDIO,
+        ),
+    ),
+    edges=(),
+    entries={Task.SPEECH: "voice"},
+)
+
+
+def tone_config(num_replicas: int = 1, **engine_args: object) -> ResolvedConfig:
+    """One stage that speaks in tones."""
+    deploy = StageDeploy(
+        num_replicas=num_replicas,
+        devices=("cpu",) * num_replicas,
+        num_threads=1,
+        engine_args=engine_args,
+    )
+    (stage,) = PIPELINE.stages
+    return ResolvedConfig(
+        model_dir=Path("/nowhere"),
+        pipeline=PIPELINE,
+        stages=(ResolvedStage(stage_id=0, config=stage, deploy=deploy, model_dir=Path("/")),),
+        limits=ServerLimits(),
+    )
+
+
+def main(kind: str, moment: str, pipe: str, ending: str = "") -> None:
+    # A test that runs in the background of a shell inherits that it is ignored.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    options: dict[str, object] = {"load": "hang", "tell": pipe} if moment == "starting" else {}
+    config = tone_config(**options)
+
+    def now() -> None:
+        with open(pipe, "w") as file:
+            file.write(moment)
+
+    program: Callable[..., None] = with_omni if kind == "omni" else with_async_omni
+    program(config, moment, now, ending)
+
+
+def with_omni(config: ResolvedConfig, moment: str, now: Callable[[], None], ending: str) -> None:
+    from vllm_omni.entrypoints.omni import Omni
+
+    omni = Omni(config=config)
+    omni.generate("hello", task=Task.SPEECH, use_tqdm=False)
+    now()
+    if moment == "busy":
+        omni.generate("!sleep=600", task=Task.SPEECH, use_tqdm=False)
+    end(ending)
+    signal.pause()
+
+
+def with_async_omni(
+    config: ResolvedConfig, moment: str, now: Callable[[], None], ending: str
+) -> None:
+    from vllm_omni.entrypoints.async_omni import AsyncOmni
+
+    async def run() -> None:
+        omni = await AsyncOmni.create(config=config)
+        async for _ in omni.generate("hello", task=Task.SPEECH):
+            pass
+        now()
+        if moment == "busy":
+            async for _ in omni.generate("!sleep=600", task=Task.SPEECH):
+                pass
+        end(ending)
+        if not ending:
+            await asyncio.Event().wait()
+
+    asyncio.run(run())
+
+
+def end(ending: str) -> None:
+    if ending == "raise":
+        raise RuntimeError("a bug of the user's")
+    if ending in ("exit", "return"):
+        sys.exit(3 if ending == "exit" else 0)
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

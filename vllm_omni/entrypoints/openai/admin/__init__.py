@@ -1,0 +1,1 @@
+"""Operators' routes: what each replica is at, and draining or restarting one."""
