@@ -3,8 +3,9 @@
 #   make setup        .venv with everything, once (EXTRA=cpu|cuda, PYTHON=python3.12)
 #   make demo         ask the demo model by text and by voice; writes demo_out/
 #   make serve        the same server, kept running (PORT=8091)
-#   make test         format, types, architecture, then the tests: unit, integration, parity, e2e, dfx
-#   make check        the first half of it: format, types, architecture, documents
+#   make test         format, types, architecture, then the tests: unit, integration, parity, e2e
+#   make reliability  break a running server in every way we know (eight minutes, an idle machine)
+#   make check        the first half of make test: format, types, architecture, documents
 #   make docs         the site, into site/
 #   make clean        remove what these made, except .venv
 SHELL := /bin/bash
@@ -21,10 +22,10 @@ DEMO_DONE := $(DEMO_MODEL)/config.json
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 export NO_MKDOCS_2_WARNING := 1
 
-.PHONY: help setup demo demo-model serve test check docs clean
+.PHONY: help setup demo demo-model serve test reliability check docs clean
 
 help:
-	@sed -n '3,10s/^# \{0,1\}//p' Makefile
+	@sed -n '3,11s/^# \{0,1\}//p' Makefile
 
 setup: $(SETUP)
 
@@ -50,6 +51,9 @@ check: $(SETUP)
 
 test: check $(DEMO_DONE)
 	@bash tools/test_layers.sh
+
+reliability: $(SETUP)
+	@LAYERS=dfx bash tools/test_layers.sh
 
 docs: $(SETUP)
 	@$(BIN)/python -m mkdocs build --strict --quiet --site-dir site

@@ -178,7 +178,11 @@ def test_two_loops_tokenize_at_once(preparer: ArPreparer, model_dir: Path) -> No
     other.shutdown()
 
 
-def test_building_a_config_leaves_this_process_s_environment_alone(model_dir: Path) -> None:
+def test_building_a_config_leaves_this_process_s_environment_alone(
+    model_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("VLLM_WORKER_MULTIPROC_METHOD", "TORCHDYNAMO_DISABLE"):
+        monkeypatch.delenv(name, raising=False)
     before = dict(os.environ)
     _, env = build_vllm_config(spec_of(model_dir))
 
