@@ -39,7 +39,7 @@ class Rig:
     ) -> None:
         self.pipeline = pipeline or chain_pipeline(len(clients))
         self.pools = [
-            StagePool(i, stage.name, stage.kind, replicas, metrics=metrics)
+            StagePool(i, stage.name, stage.kind, replicas)
             for i, (stage, replicas) in enumerate(zip(self.pipeline.stages, clients, strict=True))
         ]
         self.inbox = Inbox(1024)

@@ -93,19 +93,13 @@ async def test_an_abort_counts_in_every_stage_that_had_the_request() -> None:
         assert metrics.events == [("submitted", "s0"), ("aborted", "s0")]
 
 
-async def test_a_death_counts_the_replica_and_its_requests() -> None:
+async def test_a_death_counts_the_requests_of_the_replica() -> None:
     rig, metrics, first, _ = recorded()
     async with running(rig):
         await rig.add("a")
         first.crash()
         await settle()
-        rig.orchestrator.attach_replica(0, 0, FakeStageClient())
-        assert metrics.events == [
-            ("submitted", "s0"),
-            ("stopped", "s0", 0),
-            ("failed", "s0"),
-            ("ready", "s0", 0),
-        ]
+        assert metrics.events == [("submitted", "s0"), ("failed", "s0")]
 
 
 def test_a_refused_request_counts() -> None:
