@@ -3,11 +3,18 @@ from __future__ import annotations
 import asyncio
 import threading
 
+import janus
 import pytest
 
 from tests.fakes import audio_output, text_output
 from vllm_omni.engine.mailbox import Inbox, Outbox
-from vllm_omni.engine.queue_messages import ClientOutput, ErrorMessage, RpcCall, UpdateRequest
+from vllm_omni.engine.queue_messages import (
+    ClientOutput,
+    ErrorMessage,
+    OutputBatch,
+    RpcCall,
+    UpdateRequest,
+)
 from vllm_omni.errors import EngineStoppedError, OverloadedError
 from vllm_omni.outputs.request_output import StageTimings
 
@@ -145,3 +152,28 @@ async def test_nothing_is_lost_between_two_threads() -> None:
                     ended = isinstance(item, ClientOutput) and item.timings is not None
     writer.join()
     assert received == num_tokens
+
+
+async def test_what_is_written_after_the_last_read_does_not_come_behind_its_overflow(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    outbox = Outbox(2)
+    writer = threading.Thread(
+        target=lambda: [outbox.put([delta("a", word)]) for word in ("one ", "two ", "three")]
+    )
+    read = outbox._queue.async_q.get_nowait
+
+    def read_then_write() -> OutputBatch:
+        try:
+            return read()
+        except janus.AsyncQueueEmpty:
+            if not writer.ident:
+                writer.start()
+                writer.join(0.1)  # it is done by now, unless it must wait for the reader
+            raise
+
+    monkeypatch.setattr(outbox._queue.async_q, "get_nowait", read_then_write)
+    words = [texts(item) for batch in outbox._take_rest() for item in batch]
+    writer.join()
+    words += [texts(item) for batch in outbox._take_rest() for item in batch]
+    assert "".join(words) == "one two three"

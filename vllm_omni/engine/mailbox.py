@@ -120,14 +120,18 @@ class Outbox:
         return [first, *self._take_rest()]
 
     def _take_rest(self) -> list[OutputBatch]:
-        """All that is there now: the queue's batches, and then what overflowed after them."""
+        """All that is there now: the queue's batches, and then what overflowed after them.
+
+        Nobody puts meanwhile: a batch put between the last read and the overflow would come after
+        what overflowed behind it.
+        """
         batches: list[OutputBatch] = []
-        while True:
-            try:
-                batches.append(self._queue.async_q.get_nowait())
-            except (janus.AsyncQueueEmpty, janus.AsyncQueueShutDown):
-                break
         with self._lock:
+            while True:
+                try:
+                    batches.append(self._queue.async_q.get_nowait())
+                except (janus.AsyncQueueEmpty, janus.AsyncQueueShutDown):
+                    break
             if self._overflow:
                 batches.append(list(self._overflow.values()))
                 self._overflow = {}
