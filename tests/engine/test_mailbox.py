@@ -7,11 +7,10 @@ import janus
 import pytest
 
 from tests.fakes import audio_output, text_output
-from vllm_omni.engine.mailbox import Inbox, Outbox
+from vllm_omni.engine.mailbox import Inbox, Outbox, OutputBatch
 from vllm_omni.engine.queue_messages import (
     ClientOutput,
     ErrorMessage,
-    OutputBatch,
     RpcCall,
     UpdateRequest,
 )
