@@ -2,8 +2,8 @@
 
     python -m tests.lifetimes omni|async_omni starting|idle|busy PIPE [ending]
 
-At its moment the program writes a word to PIPE. `ending` is what it does then by itself: `raise`,
-`exit`, `return`; without one it waits for a signal.
+At its moment the program writes a word to PIPE. `ending` is what it does by itself after a line on
+its input: `raise`, `exit`, `return`; without one it waits for a signal.
 """
 
 from __future__ import annotations
@@ -96,6 +96,8 @@ def with_async_omni(
 
 
 def end(ending: str) -> None:
+    if ending:
+        sys.stdin.readline()  # whoever watches has seen the replicas alive
     if ending == "raise":
         raise RuntimeError("a bug of the user's")
     if ending in ("exit", "return"):

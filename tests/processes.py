@@ -7,7 +7,8 @@ import os
 import select
 import signal
 import time
-from pathlib import Path
+
+import psutil
 
 
 class Family:
@@ -42,9 +43,5 @@ class Family:
 
 
 def descendants(pid: int) -> list[int]:
-    """Processes below this one, of all its threads. They live: nobody has asked them to end."""
-    below = []
-    for task in Path(f"/proc/{pid}/task").iterdir():
-        for child in (task / "children").read_text().split():
-            below += [int(child), *descendants(int(child))]
-    return below
+    """Processes below this one. They live: nobody has asked them to end."""
+    return [child.pid for child in psutil.Process(pid).children(recursive=True)]

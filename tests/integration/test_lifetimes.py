@@ -46,6 +46,7 @@ class Program:
         self._process = subprocess.Popen(
             [sys.executable, "-m", "tests.lifetimes", kind, moment, str(pipe), *ending],
             env={**os.environ, "TMPDIR": str(folder)},
+            stdin=subprocess.PIPE,
             stderr=subprocess.PIPE,
             start_new_session=True,
         )
@@ -56,7 +57,7 @@ class Program:
 
     def end(self) -> int:
         """Wait for the program and for its replicas; its return code."""
-        _, said = self._process.communicate(timeout=PROGRAM_LIMIT_S)
+        _, said = self._process.communicate(b"\n", timeout=PROGRAM_LIMIT_S)
         self.said = said.decode()
         assert self.children.alive_after(CHILD_LIMIT_S) == []
         return self._process.returncode
