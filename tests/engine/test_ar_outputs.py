@@ -10,6 +10,7 @@ from vllm.tokenizers import TokenizerLike, get_tokenizer
 from vllm.v1.engine import EngineCoreOutput, EngineCoreOutputs, EngineCoreRequest, FinishReason
 
 from tests.tiny_models import make_tiny_llama
+from vllm_omni.engine import ar_outputs
 from vllm_omni.engine.ar_outputs import ArOutputs, Processed
 from vllm_omni.engine.ar_prompts import PreparedPrompt
 from vllm_omni.engine.messages import StreamTarget
@@ -63,6 +64,26 @@ def test_text_is_detokenised_and_the_prompt_goes_with_it(
     assert output.text.prompt == "the prompt"
     assert (output.request_id, output.finished) == ("r", False)
     assert "r" in outputs
+
+
+def test_a_text_that_leaves_whole_says_when_its_first_token_was_made(
+    outputs: ArOutputs, tokenizer: TokenizerLike, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now_s = [5.0]
+    monkeypatch.setattr(ar_outputs.time, "monotonic", lambda: now_s[0])
+    whole = prepared(output_kind=RequestOutputKind.FINAL_ONLY)
+    _, (sent,) = outputs.add("r", [whole], ())
+    assert step(outputs, EngineCoreOutput(sent.request_id, [])).outputs == []
+    now_s[0] = 6.0
+    assert step(outputs, EngineCoreOutput(sent.request_id, words(tokenizer, "one"))).outputs == []
+    now_s[0] = 9.0
+    ended = EngineCoreOutput(
+        sent.request_id, words(tokenizer, " two"), finish_reason=FinishReason.LENGTH
+    )
+    (output,) = step(outputs, ended).outputs
+
+    assert output.finished
+    assert output.first_made_s == 6.0
 
 
 def test_a_finished_request_is_forgotten(outputs: ArOutputs) -> None:

@@ -56,6 +56,17 @@ def test_a_delta_of_an_emitting_stage_goes_to_the_client() -> None:
     assert state.first_output_ts == {0: 1.0}
 
 
+def test_a_text_that_leaves_whole_has_its_first_output_when_its_first_token_was_made() -> None:
+    state = state_of(plan_of_chain())
+    output = text_output("a", "all of it", finished=True)
+    output.first_made_s = 0.75
+    decisions.on_stage_output(state, 0, output, 9.0)
+
+    assert state.first_output_ts == {0: 0.75}
+    timings = state.timings()["s0"]
+    assert (timings.first_output_s, timings.finished_s) == (0.75, 9.0)
+
+
 def test_the_end_of_a_stage_goes_to_the_client_and_on_to_the_next() -> None:
     state = state_of(plan_of_chain())
     output = text_output("a", "x", finished=True)

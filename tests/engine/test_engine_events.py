@@ -22,6 +22,7 @@ class Recorder(NullMetrics):
 
     def __init__(self) -> None:
         self.events: list[tuple[object, ...]] = []
+        self.first_outputs_s: list[float] = []
 
     def request_submitted(self, stage: str) -> None:
         self.events.append(("submitted", stage))
@@ -35,6 +36,7 @@ class Recorder(NullMetrics):
     def first_output(self, stage: str, seconds: float) -> None:
         assert seconds >= 0
         self.events.append(("first output", stage))
+        self.first_outputs_s.append(seconds)
 
     def first_audio(self, seconds: float) -> None:
         assert seconds >= 0
@@ -73,6 +75,18 @@ async def test_every_stage_of_a_request_counts() -> None:
             ("finished", "s1"),
             ("audio", "s1", 2.0),
         ]
+
+
+async def test_the_first_token_counts_though_the_text_leaves_whole() -> None:
+    rig, metrics, first, _ = recorded()
+    async with running(rig):
+        await rig.add("a")
+        arrival_s = rig.orchestrator.request_states["a"].arrival_s
+        output = text_output("a", "all of it", finished=True)
+        output.first_made_s = arrival_s + 0.25
+        first.emit(output)
+        await settle()
+        assert metrics.first_outputs_s == [pytest.approx(0.25)]
 
 
 async def test_a_failure_counts_where_it_happened() -> None:

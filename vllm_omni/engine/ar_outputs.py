@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import copy
 import logging
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
@@ -145,6 +146,8 @@ class ArOutputs:
         if failure is not None:
             self._fail(running, failure, result)
             return
+        if running.first_token_s is None and output.new_token_ids:
+            running.first_token_s = time.monotonic()
         processed = self._processor.process_outputs(
             [output], message.timestamp, result.stats, message.weight_version
         )

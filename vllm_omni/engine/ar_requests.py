@@ -112,6 +112,8 @@ class RunningRequest:
     keys: list[str] = field(default_factory=list)
     """What vLLM calls the external ids: one per segment."""
     deadline: asyncio.TimerHandle | None = None
+    first_token_s: float | None = None
+    """On `time.monotonic`; of a text that leaves whole, its first output comes much later."""
     _current: int = 0
 
     @property
@@ -126,7 +128,12 @@ class RunningRequest:
             for ready in current.take():
                 ready.request_id = self.request_id
                 is_last = self._current == len(self.parts) - 1
-                yield StageOutput(self.request_id, is_last and ready.finished, ready)
+                yield StageOutput(
+                    self.request_id,
+                    is_last and ready.finished,
+                    ready,
+                    first_made_s=self.first_token_s,
+                )
             if not current.finished:
                 return
             self._current += 1

@@ -65,7 +65,8 @@ def on_stage_output(
     has_content = output.text is not None or output.audio is not None
     if has_content:
         if stage_id not in state.first_output_ts:
-            state.first_output_ts[stage_id] = now_s
+            made_s = output.first_made_s
+            state.first_output_ts[stage_id] = now_s if made_s is None else made_s
         if stage.prompt_targets:
             _keep(state, stage_id, output, is_shared=stage.emits)
     emit = _EMIT if has_content and stage.emits and state.parent_id is None else NOTHING

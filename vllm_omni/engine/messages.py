@@ -78,6 +78,8 @@ class StageOutput(msgspec.Struct):
     audio: AudioChunk | None = None
     failure: StageFailure | None = None
     """Set: the stage gave this request up; `finished` is True."""
+    first_made_s: float | None = None
+    """On `time.monotonic`: when the first piece of the text was made, where it was held back."""
 
     def merged_with(self, later: StageOutput, *, delta: bool = True) -> StageOutput:
         """This output and a later one of the same stage and request as one (a slow client).
@@ -96,4 +98,5 @@ class StageOutput(msgspec.Struct):
             text if text is not None else later.text,
             audio if audio is not None else later.audio,
             later.failure,
+            self.first_made_s if self.first_made_s is not None else later.first_made_s,
         )

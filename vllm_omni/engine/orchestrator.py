@@ -306,7 +306,7 @@ class Orchestrator(Submission):
         name, since_s = state.plan.stages[stage_id].name, now_s - state.arrival_s
         audio = output.audio
         if is_first:
-            self._metrics.first_output(name, since_s)
+            self._metrics.first_output(name, state.first_output_ts[stage_id] - state.arrival_s)
         if audio is not None:
             if not state.audio_s:
                 self._metrics.first_audio(since_s)
