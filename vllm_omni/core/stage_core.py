@@ -7,13 +7,16 @@ methods of `StageCore`, called through `call_utility_async` between two steps.
 from __future__ import annotations
 
 import logging
+import sys
 import time
-from collections.abc import Callable, Mapping
-from contextlib import ExitStack
-from typing import Any, Protocol
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from typing import Any, Final, Protocol
 
 import setproctitle
+from vllm.v1.core.sched.output import SchedulerOutput
 from vllm.v1.engine import (
+    EngineCoreOutput,
     EngineCoreOutputs,
     EngineCoreRequest,
     EngineCoreRequestType,
@@ -22,15 +25,22 @@ from vllm.v1.engine import (
 from vllm.v1.engine.core import EngineCoreProc
 from vllm.v1.request import Request, RequestStatus
 
+from vllm_omni.core.quarantine import Quarantine
 from vllm_omni.core.request_deadlines import RequestDeadlines
+from vllm_omni.core.step_faults import StepError, StepFault, rewind
 from vllm_omni.core.token_streams import TokenStreams
 from vllm_omni.distributed.omni_connectors.factory import open_connector
+from vllm_omni.generation.memory_errors import free_memory
 from vllm_omni.platforms import current_platform
 from vllm_omni.vllm_compat import engine_core_class
+from vllm_omni.worker.executor import StageExecutor
 
 logger = logging.getLogger(__name__)
 
 StepOutputs = dict[int, EngineCoreOutputs]
+
+COMMAND_TIMEOUT_S: Final = 300.0
+"""How long a call into the core may take; long enough to load an adapter or move weights."""
 
 
 class Shell(Protocol):
@@ -41,6 +51,8 @@ class Shell(Protocol):
     def ready(self, info: Mapping[str, object] | None = None) -> None: ...
 
     def progress(self, what: str) -> None: ...
+
+    def failed(self, error: BaseException) -> None: ...
 
 
 def run_stage_core(shell: Shell, /, **kwargs: Any) -> None:
@@ -66,8 +78,9 @@ class StageCore(EngineCoreProc):
     ) -> None:
         setproctitle.setproctitle(f"vllm-omni: {name}")  # vLLM has just set its own
         self._shell = shell
+        self._stage = name.partition("/")[0]
         self._num_turns = 0
-        self._is_handling = False
+        self._command_began_s: float | None = None
         self._data_plane = ExitStack()
         self._streams: TokenStreams | None = None
         self._deadlines = RequestDeadlines(time.monotonic)
@@ -77,6 +90,7 @@ class StageCore(EngineCoreProc):
             self._data_plane.callback(connector.close)
             self._streams = TokenStreams(connector.sender)
         super().__init__(*args, **kwargs)
+        self._quarantine = Quarantine(self.scheduler)
 
     def run_busy_loop(self) -> None:
         self._shell.figures = self.figures
@@ -113,30 +127,111 @@ class StageCore(EngineCoreProc):
 
     def figures(self) -> Mapping[str, float]:
         """For the heartbeat, called in its thread: requests, and whether the loop turns."""
-        num_runnable = 0 if self.is_scheduler_paused() else self.num_requests()
         return {
             "num_requests": self.num_requests(),
             "progress": self._num_turns,
-            "num_runnable": max(num_runnable, int(self._is_handling)),
+            "num_runnable": self._num_runnable(),
         }
+
+    def _num_runnable(self) -> int:
+        """Requests, or a command, that the loop could go on with now.
+
+        None while a command is carried out, which has a time-out of its own: nothing is expected
+        of the loop before that.
+        """
+        began_s = self._command_began_s
+        if began_s is not None:
+            return int(time.monotonic() - began_s > COMMAND_TIMEOUT_S)
+        return 0 if self.is_scheduler_paused() else self.num_requests()
 
     def num_requests(self) -> int:
         """Requests this core holds, running or waiting."""
-        return sum(self.scheduler.get_request_counts())
+        return sum(self.scheduler.get_request_counts()) + len(self._quarantine)
 
     def step(self) -> tuple[StepOutputs, bool]:
-        outputs, executed = super().step()
-        self._num_turns += 1
-        self._push(outputs)
-        self._drop_late()
-        return outputs, executed
+        outputs, executed = self._contained(super().step)
+        return outputs or {}, executed
 
     def step_with_batch_queue(self) -> tuple[StepOutputs | None, bool]:
-        outputs, executed = super().step_with_batch_queue()
+        return self._contained(super().step_with_batch_queue)
+
+    def _contained(
+        self, step: Callable[[], tuple[StepOutputs | None, bool]]
+    ) -> tuple[StepOutputs | None, bool]:
+        """Run a step; one that raises costs the request that makes it raise, and no other."""
+        self._quarantine.arrange()
+        fault: StepFault | None = None
+        outputs: StepOutputs | None = None
+        executed = False
+        try:
+            outputs, executed = step()
+        except StepError as error:
+            fault = error.fault
+        if fault is not None:
+            self._recover(fault)  # outside the handler: the error holds on to the step's tensors
         self._num_turns += 1
         self._push(outputs)
         self._drop_late()
+        self._quarantine.arrange()
         return outputs, executed
+
+    @contextmanager
+    def log_error_detail(self, scheduler_output: SchedulerOutput) -> Iterator[None]:
+        """Around all that the worker does in a step, and nothing else."""
+        is_contained = (
+            isinstance(self.model_executor, StageExecutor)
+            and self.scheduler.get_kv_connector() is None
+            and self.scheduler.get_ec_connector() is None
+            and scheduler_output.num_scheduled_tokens
+        )
+        if not is_contained:
+            with super().log_error_detail(scheduler_output):
+                yield
+            return
+        try:
+            yield
+        except Exception as error:  # the boundary of a step: it becomes a request's failure
+            num_requests = len(scheduler_output.num_scheduled_tokens)
+            logger.exception("a step of %d requests raised", num_requests)
+            raise StepError(StepFault.of(error, scheduler_output, self._stage)) from None
+
+    def _recover(self, fault: StepFault) -> None:
+        """Go on after a step that raised; raises when the device or the model does not."""
+        assert isinstance(self.model_executor, StageExecutor)
+        if self.batch_queue is not None:
+            self.batch_queue.clear()  # planned upon a step that never was
+        if fault.is_memory:
+            free_memory()
+        try:
+            self.model_executor.forget_step()
+        except Exception as error:
+            raise RuntimeError(
+                f"{fault.reason}; nor does a step without it run: {error}"
+            ) from error
+        rewind(self.scheduler, fault.forgotten)
+        self.model_executor.reset_encoder_cache()
+        self._process_aborts_queue()
+        culprit = self._quarantine.accuse(fault.scheduled)
+        if culprit is not None:
+            self._fail_one(culprit, fault.reason)
+
+    def _fail_one(self, request_id: str, reason: str) -> None:
+        client_index = self.scheduler.requests[request_id].client_index
+        self.scheduler.finish_requests([request_id], RequestStatus.FINISHED_ERROR)
+        if self._streams is not None:
+            self._streams.fail([request_id], reason)
+        output = EngineCoreOutput(
+            request_id, [], finish_reason=FinishReason.ERROR, stop_reason=reason
+        )
+        self.output_queue.put_nowait(
+            (client_index, EngineCoreOutputs(outputs=[output], finished_requests={request_id}))
+        )
+
+    def _send_engine_dead(self) -> None:
+        error = sys.exception()
+        if error is not None:
+            self._shell.failed(error)  # before the word that its clients are waiting for
+        super()._send_engine_dead()
 
     def _push(self, outputs: StepOutputs | None) -> None:
         if self._streams is not None and outputs:
@@ -176,9 +271,9 @@ class StageCore(EngineCoreProc):
     def _handle_client_request(self, request_type: EngineCoreRequestType, request: Any) -> None:
         if self._thread_error is not None:
             raise self._thread_error
-        self._is_handling = True
+        self._command_began_s = time.monotonic()
         super()._handle_client_request(request_type, request)
-        self._is_handling = False
+        self._command_began_s = None
         self._num_turns += 1
 
     def _handle_request_preproc_error(self, request: EngineCoreRequest) -> None:

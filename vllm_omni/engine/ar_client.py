@@ -12,13 +12,13 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
-from typing import Final
 
 from vllm.sampling_params import SamplingParams
 from vllm.v1.engine.exceptions import EngineDeadError
 from vllm.v1.metrics.stats import IterationStats, SchedulerStats
 
 from vllm_omni.config.pipeline import StageKind
+from vllm_omni.core.stage_core import COMMAND_TIMEOUT_S
 from vllm_omni.engine.ar_checks import refuse_fatal
 from vllm_omni.engine.ar_outputs import ArOutputs, Processed
 from vllm_omni.engine.ar_prompts import PreparedPrompt, PromptProcessor
@@ -32,9 +32,6 @@ from vllm_omni.errors import BadRequestError, DeadlineExceededError, RequestFail
 from vllm_omni.inputs.prompt import OmniPrompt
 
 logger = logging.getLogger(__name__)
-
-UTILITY_TIMEOUT_S: Final = 300.0
-"""How long a call into the replica may take; long enough to load an adapter or move weights."""
 
 Recorder = Callable[[SchedulerStats | None, IterationStats | None], None]
 
@@ -176,7 +173,7 @@ class ArClient:
             try:
                 message = await self._core.get_output_async()
             except EngineDeadError as error:
-                raise self._died("its engine failed") from error
+                raise self._died(self._process.own_error() or "its engine failed") from error
             except Exception as error:  # an output that cannot be decoded: nothing more can
                 logger.exception("stage %s: cannot read outputs", self.name)
                 raise self._died(f"its outputs cannot be read: {error}") from error
@@ -221,11 +218,11 @@ class ArClient:
         self.check_health()
         try:
             return await asyncio.wait_for(
-                self._core.call_utility_async(method, *args), UTILITY_TIMEOUT_S
+                self._core.call_utility_async(method, *args), COMMAND_TIMEOUT_S
             )
         except TimeoutError:
             raise DeadlineExceededError(
-                f"stage {self.name}: {method} took more than {UTILITY_TIMEOUT_S:.0f} s"
+                f"stage {self.name}: {method} took more than {COMMAND_TIMEOUT_S:.0f} s"
             ) from None
 
     def metrics(self) -> ArMetrics:

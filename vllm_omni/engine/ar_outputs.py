@@ -21,6 +21,7 @@ from vllm.v1.engine.parallel_sampling import ParentRequest
 from vllm.v1.metrics.stats import IterationStats
 
 from vllm_omni.core.request_deadlines import REMAINING_KEY
+from vllm_omni.core.step_faults import decode_reason
 from vllm_omni.core.token_streams import TARGETS_KEY
 from vllm_omni.engine.ar_prompts import PreparedPrompt
 from vllm_omni.engine.ar_requests import PartOutputs, RunningRequest
@@ -161,6 +162,9 @@ class ArOutputs:
     def _failure(self, running: RunningRequest, output: EngineCoreOutput) -> StageFailure | None:
         """Ends that are not the request's own: this side aborts without hearing of it again."""
         if output.finish_reason is FinishReason.ERROR:
+            told = decode_reason(output.stop_reason)
+            if told is not None:
+                return StageFailure(*told)
             if running.is_constrained and not output.new_token_ids:
                 # The core compiles the grammar when it has the request, and tells no more.
                 message = "the grammar of the structured output cannot be compiled"

@@ -68,6 +68,10 @@ class ChildShell:
         """Say what is being loaded; the start time-out begins anew."""
         self.send(Progress(what))
 
+    def failed(self, error: BaseException) -> None:
+        """Say what the target failed of, before it gets to its end."""
+        self.send(failed_from(error, "".join(traceback.format_exception(error))))
+
     def on_stop(self, callback: Callable[[], None]) -> None:
         """Handle SIGTERM by `callback`, in any thread and perhaps twice, instead of exiting."""
         self._on_stop = callback
@@ -167,7 +171,7 @@ def run_child(payload: IO[bytes], spec: ReplicaSpec, status: socket.socket) -> N
     except SystemExit as stop:
         code = stop.code if isinstance(stop.code, int) else int(stop.code is not None)
     except BaseException as error:  # noqa: BLE001 - the process boundary: report and leave
-        shell.send(failed_from(error, traceback.format_exc()))
+        shell.failed(error)
         code = 1
     # Not sys.exit: threads and libraries of the target must not keep a finished process alive.
     logging.shutdown()

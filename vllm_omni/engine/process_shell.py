@@ -171,6 +171,12 @@ class ReplicaProcess:
             return StageStartError(f"stage {self.spec.name} did not start: {verdict.message}")
         return StageStartError(f"{verdict} while {self._doing}")
 
+    def own_error(self) -> str:
+        """What the child has said of its failure by now, one line; empty: nothing."""
+        if self._pidfd >= 0:
+            self._on_status()
+        return self._failed.message if self._failed is not None else ""
+
     def heartbeat(self) -> Heartbeat | None:
         """The latest heartbeat, for whoever watches that it goes on working."""
         if self.beat is None:
@@ -233,6 +239,8 @@ class ReplicaProcess:
                 self._watch.mark()
             case Ready():
                 self._decide(message)
+            case Failed() if self._failed is not None:
+                pass  # said twice: when it failed, and when it was about to end for it
             case Failed(text, detail):
                 self._failed = message
                 self._decide(message)
@@ -248,8 +256,7 @@ class ReplicaProcess:
         # Processes it started go with it. It is not reaped yet, so the group's id is still its own.
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(self.pid, signal.SIGKILL)
-        error = self._failed.message if self._failed is not None else ""
-        ended = ProcessExit(self.spec.name, self._popen.wait(), error)
+        ended = ProcessExit(self.spec.name, self._popen.wait(), self.own_error())
         self._decide(ended)
         self.died.set_result(ended)
 

@@ -76,3 +76,14 @@ def free_cached_memory() -> None:
     torch = sys.modules.get("torch")
     if torch is not None and torch.cuda.is_initialized():
         torch.cuda.empty_cache()
+
+
+def synchronize_device() -> None:
+    """Wait until the device has done all that it was given, if this process uses one.
+
+    Raises:
+        RuntimeError: it could not: the device is in no state to go on.
+    """
+    torch = sys.modules.get("torch")
+    if torch is not None and torch.cuda.is_initialized():
+        torch.cuda.synchronize()

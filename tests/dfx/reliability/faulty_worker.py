@@ -22,9 +22,19 @@ class FaultyWorker(CPUWorker):
         super().__init__(*args, **kwargs)
         self._orders: dict[str, Order] = {}
         self._num_steps: dict[str, int] = {}
+        self._is_broken = False
         _install_losses()
 
+    def execute_dummy_batch(self) -> None:
+        self._check()
+        super().execute_dummy_batch()
+
+    def _check(self) -> None:
+        if self._is_broken:
+            raise RuntimeError("broken by the test")
+
     def execute_model(self, scheduler_output: SchedulerOutput) -> Any:
+        self._check()
         for request_id in scheduler_output.finished_req_ids:
             self._orders.pop(request_id, None)
             self._num_steps.pop(request_id, None)
@@ -46,19 +56,21 @@ class FaultyWorker(CPUWorker):
             self._num_steps[request_id] = step + 1
             if order.fault is Fault.PACE or (order.fault is Fault.HANG and step == 1):
                 pause_ms = max(pause_ms, order.value)
-            elif step == order.value:
-                _fail(order.fault)
+            elif step >= order.value:
+                self._fail(order.fault, is_first=step == order.value)
         time.sleep(pause_ms / 1000)
 
-
-def _fail(fault: Fault) -> None:
-    match fault:
-        case Fault.RAISE:
-            raise RuntimeError("ordered by the test")
-        case Fault.MEMORY:
-            raise MemoryError("ordered by the test")
-        case Fault.CUT_SOCKETS:
-            cut_sockets()
+    def _fail(self, fault: Fault, *, is_first: bool) -> None:
+        match fault:
+            case Fault.RAISE:
+                raise RuntimeError("ordered by the test")
+            case Fault.MEMORY:
+                raise MemoryError("ordered by the test")
+            case Fault.CUT_SOCKETS if is_first:
+                cut_sockets()
+            case Fault.BREAK:
+                self._is_broken = True
+                self._check()
 
 
 def _install_losses() -> None:

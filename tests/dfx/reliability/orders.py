@@ -20,9 +20,9 @@ class Fault(enum.IntEnum):
     PACE = 0
     """Nothing: each step takes `value` milliseconds at least, as on a device that is busy."""
     RAISE = 1
-    """The step raises an exception."""
+    """This step and every later one of the request raises an exception."""
     MEMORY = 2
-    """The step raises an error of memory."""
+    """This step and every later one of the request raises an error of memory."""
     HANG = 3
     """The second step takes `value` milliseconds."""
     LOSE_CHUNK = 4
@@ -31,6 +31,8 @@ class Fault(enum.IntEnum):
     """The end marker is not sent to the next stage."""
     CUT_SOCKETS = 6
     """At this step the connections to other replicas are shut down."""
+    BREAK = 7
+    """From this step on every step of the replica raises, whoever is in it."""
 
 
 @dataclass(frozen=True, slots=True)
