@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import NoReturn
+
 from vllm_omni.engine.metrics_protocol import EngineMetrics
 from vllm_omni.errors import BadRequestError, OverloadedError
 
@@ -12,6 +16,8 @@ class Admission:
     def __init__(self, max_in_flight: int, metrics: EngineMetrics) -> None:
         self.max_in_flight = max_in_flight
         self.in_flight = 0
+        self.num_preparing = 0
+        """Callers inside `place`, whatever of theirs is in flight by now."""
         self._metrics = metrics
 
     def check(self, num: int = 1) -> None:
@@ -26,11 +32,30 @@ class Admission:
                 f"n={num} choices; this server runs {self.max_in_flight} at once", field="n"
             )
         if self.in_flight + num > self.max_in_flight:
-            self._metrics.request_rejected("overloaded")
-            raise OverloadedError(
-                f"{self.in_flight} requests are in flight and {num} more would exceed "
-                f"max_in_flight={self.max_in_flight}; try again"
-            )
+            self._refuse(self.in_flight, num)
+
+    @contextmanager
+    def place(self) -> Iterator[None]:
+        """A place for one caller, from before it makes a request until it has been answered.
+
+        Raises:
+            OverloadedError: as many callers as may be in flight have one.
+        """
+        self.check()
+        if self.num_preparing >= self.max_in_flight:
+            self._refuse(self.num_preparing, 1)
+        self.num_preparing += 1
+        try:
+            yield
+        finally:
+            self.num_preparing -= 1
+
+    def _refuse(self, present: int, num: int) -> NoReturn:
+        self._metrics.request_rejected("overloaded")
+        raise OverloadedError(
+            f"{present} requests are in flight and {num} more would exceed "
+            f"max_in_flight={self.max_in_flight}; try again"
+        )
 
     def acquire(self, num: int = 1) -> None:
         self.check(num)

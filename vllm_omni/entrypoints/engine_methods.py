@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import AsyncGenerator, Sequence
+from contextlib import AbstractContextManager
 from typing import Any, NoReturn
 
 from vllm_omni.config.pipeline import StageKind, Task
@@ -55,6 +56,11 @@ class EngineMethods(OmniBase):
             self._metrics.request_rejected("stopped")
             raise EngineStoppedError(str(self.dead_error))
         self._admission.check(n)
+
+    def place(self) -> AbstractContextManager[None]:
+        """Hold a place while a request is prepared and answered, so that no more are prepared
+        than could run. Entering raises OverloadedError."""
+        return self._admission.place()
 
     async def call_stages(
         self,

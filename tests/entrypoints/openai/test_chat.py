@@ -93,16 +93,22 @@ async def test_every_choice_has_its_own_audio(rig: Rig) -> None:
     assert response.json()["usage"]["completion_tokens"] == 3 * len(HELLO_TEXT.split())
 
 
-async def test_an_answer_without_words_has_empty_audio(rig: Rig) -> None:
-    rig.thinker.script = says("")
-    rig.voice.script = speaks_pcm()
+@pytest.mark.parametrize("modalities", [["text", "audio"], ["audio"]])
+@pytest.mark.parametrize("text", ["", "...", "\U0001f600"])
+@pytest.mark.parametrize("voice", [speaks_pcm(), speaks_pcm(b"")])
+async def test_an_answer_that_nobody_can_speak_has_no_audio_and_keeps_its_words(
+    rig: Rig, text: str, modalities: list[str], voice: Any
+) -> None:
+    rig.thinker.script = says(text)
+    rig.voice.script = voice
 
-    response = await rig.chat(modalities=["text", "audio"])
+    response = await rig.chat(modalities=modalities)
 
     (choice,) = response.json()["choices"]
     assert response.status_code == 200
-    assert choice["message"]["content"] == ""
-    assert samples_of(base64.b64decode(choice["message"]["audio"]["data"])) == b""
+    assert choice["message"]["content"] == text
+    assert choice["message"]["audio"] is None
+    assert choice["finish_reason"] == "stop"
 
 
 @pytest.mark.parametrize("form", ["wav", "pcm16", "mp3", "flac", "opus"])

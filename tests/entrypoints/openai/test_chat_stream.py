@@ -19,6 +19,7 @@ from tests.entrypoints.openai.http_rig import (
     HELLO_TEXT,
     Rig,
     TextParts,
+    answers,
     live,
     say,
     serving,
@@ -91,6 +92,19 @@ async def test_audio_alone_streams_its_transcript_and_no_content(rig: Rig) -> No
     assert not any("content" in delta for delta in deltas(events))
     assert transcript(events) == HELLO_TEXT
     assert audio_bytes(events).startswith(b"RIFF")
+
+
+@pytest.mark.parametrize("form", ["wav", "pcm16", "mp3", "flac", "opus"])
+async def test_what_nobody_can_speak_streams_its_transcript_alone(rig: Rig, form: str) -> None:
+    rig.thinker.script = answers("...", " ...")
+    rig.voice.script = speaks_pcm(b"")
+    events = await rig.events(modalities=["audio"], audio={"format": form, "voice": "default"})
+
+    assert transcript(events) == "... ..."
+    assert not any(
+        {"data", "expires_at"} & delta.get("audio", {}).keys() for delta in deltas(events)
+    )
+    assert events[-2]["choices"][0]["finish_reason"] == "stop"
 
 
 async def test_the_finish_comes_once_and_last(rig: Rig) -> None:

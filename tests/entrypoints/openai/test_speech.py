@@ -218,6 +218,19 @@ async def test_what_cannot_be_spoken_is_refused_by_name(
     assert not rig.voice.added
 
 
+@pytest.mark.parametrize("stream_format", [None, "audio", "sse"])
+@pytest.mark.parametrize("form", ["mp3", "wav", "pcm", "flac"])
+async def test_a_text_of_which_nothing_is_heard_is_refused(
+    rig: Rig, form: str, stream_format: str | None
+) -> None:
+    rig.voice.script = speaks_pcm(b"")
+    fields = {} if stream_format is None else {"stream_format": stream_format}
+    response = await speak(rig, input="...", response_format=form, **fields)
+
+    assert response.status_code == 400, response.text
+    assert response.json()["error"]["param"] == "input"
+
+
 async def test_an_unknown_model_is_not_found(rig: Rig) -> None:
     response = await speak(rig, model="nope")
 

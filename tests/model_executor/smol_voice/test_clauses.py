@@ -6,6 +6,7 @@ import random
 
 import pytest
 
+from vllm_omni.model_executor.models.smol_voice import clauses
 from vllm_omni.model_executor.models.smol_voice.clauses import ClauseCutter, CutRules
 
 TEXTS = [
@@ -27,6 +28,28 @@ def cut(text: str, chunk: int, rules: CutRules | None = None) -> list[str]:
     for start in range(0, len(text), chunk):
         pieces += cutter.feed(text[start : start + chunk])
     return pieces + cutter.end()
+
+
+class CountedMarks(str):
+    """Characters that count how often they are asked for."""
+
+    num_asked = 0
+
+    def __contains__(self, char: str) -> bool:
+        CountedMarks.num_asked += 1
+        return super().__contains__(char)
+
+
+@pytest.mark.parametrize("chunk", [1, 20_000])
+@pytest.mark.parametrize("text", ["." * 20_000, '."' * 10_000, ". " * 10_000, "...\n" * 5_000])
+def test_marks_in_a_row_are_looked_over_once(
+    text: str, chunk: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(clauses, "_SENTENCE_ENDS", CountedMarks(clauses._SENTENCE_ENDS))
+    CountedMarks.num_asked = 0
+    cut(text, chunk)
+
+    assert len(text) <= CountedMarks.num_asked < 5 * len(text)
 
 
 @pytest.mark.parametrize("text", TEXTS)

@@ -16,6 +16,7 @@ from vllm_omni.config.pipeline import PipelineConfig, Task
 from vllm_omni.engine.ar_speech import SETTINGS_KEY
 from vllm_omni.entrypoints.openai.admin.api_router import router as admin_router
 from vllm_omni.entrypoints.openai.admin.serving import AdminServing
+from vllm_omni.entrypoints.openai.admission import AdmissionMiddleware
 from vllm_omni.entrypoints.openai.capabilities import Capabilities
 from vllm_omni.entrypoints.openai.chat.api_router import router as chat_router
 from vllm_omni.entrypoints.openai.chat.serving import ChatMedia, OmniServingChat
@@ -35,10 +36,13 @@ from vllm_omni.entrypoints.openai.speech.api_router import router as speech_rout
 from vllm_omni.entrypoints.openai.speech.serving import SpeechServing
 from vllm_omni.entrypoints.openai.transcriptions.api_router import router as transcription_router
 from vllm_omni.entrypoints.openai.transcriptions.serving import OmniServingTranscription
+from vllm_omni.entrypoints.openai.vllm_routes import ABSENT, VllmRoutesMiddleware
 
 if TYPE_CHECKING:
     from vllm_omni.entrypoints.async_omni import AsyncOmni
 
+_NO_DOMAIN = "none: send a data URL"
+"""No host can have this name; vLLM's refusal shows it."""
 _ROUTERS = (
     health_router,
     models_router,
@@ -58,6 +62,8 @@ async def build_omni_app(
     Without an `admin_key` the operators' routes answer 403.
     """
     client = OmniEngineClient(omni, Task.CHAT)
+    # Beside data URLs vLLM's own fetcher would read any address; media by URL are ours to fetch.
+    client.model_config.allowed_media_domains = [_NO_DOMAIN]
     tasks = await client.get_supported_tasks()
     app = build_app(args, tasks, client.model_config)
     await init_app_state(client, app.state, args, tasks)
@@ -65,9 +71,14 @@ async def build_omni_app(
     app.state.omni_admin = AdminServing(omni, admin_key)
     for router in _ROUTERS:
         _include_instead(app, router)
+    app.router.routes[:] = [
+        route for route in app.router.routes if getattr(route, "path", None) not in ABSENT
+    ]
     # vLLM's builder has stacked its middleware already; stacked anew it takes in ours.
     app.middleware_stack = None
     install_error_handlers(app)
+    app.add_middleware(VllmRoutesMiddleware, client=client)
+    app.add_middleware(AdmissionMiddleware, omni=omni)
     app.add_middleware(BodyLimitMiddleware, max_bytes=omni.config.limits.max_body_bytes)
     if keys := [key for key in (args.api_key or [envs.VLLM_API_KEY]) if key]:
         app.add_middleware(KeyMiddleware, tokens=keys)

@@ -110,7 +110,11 @@ class OmniEngineClient(EngineClient):  # type: ignore[misc]
         return self._omni.encode(*args, **kwargs)
 
     async def abort(self, request_id: str | Iterable[str]) -> None:
-        """Nothing to do: closing the generator of `generate` is the abort."""
+        """By the ids that `generate` was given. Closing its generator aborts a request too."""
+        ids = [request_id] if isinstance(request_id, str) else request_id
+        # A route of vLLM's passes on whatever a client wrote there.
+        known = [one for one in ids if isinstance(one, str)] if isinstance(ids, list) else []
+        await self._omni.abort(known)
 
     async def notify_kv_transfer_request_rejected(self, *args: Any, **kwargs: Any) -> None:
         await self._omni.notify_kv_transfer_request_rejected(*args, **kwargs)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import logging
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from http import HTTPStatus
@@ -45,6 +46,8 @@ _CODES: Final = {
 _VALIDATION_FRAMES: Final = frozenset({"request_body_to_args", "request_params_to_args"})
 _MAX_MESSAGE_CHARS: Final = 500
 _CLIENT_CLOSED_REQUEST: Final = 499
+_SERVER_PATH: Final = re.compile(r"(?<![\w/:.~-])/(?!v\d/)(?:[\w.+@-]+/)+([\w.+@-]*)")
+"""An absolute path of two parts or more; neither a URL nor one of the API's own."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,9 +124,9 @@ def describe_vllm(response: ErrorResponse) -> HttpError:
     status = HTTPStatus(error.code)
     return HttpError(
         status,
-        error.message,
+        without_paths(error.message),
         error.type,
-        "model_not_found" if error.param == "model" else _code_of(status),
+        code_of_status(status, error.param),
         error.param,
         status is HTTPStatus.SERVICE_UNAVAILABLE,
     )
@@ -164,6 +167,18 @@ def install_error_handlers(app: FastAPI) -> None:
 async def _nobody_listens(request: Request, exc: Exception) -> Response:
     """The client left; the status is for the access log only."""
     return Response(status_code=_CLIENT_CLOSED_REQUEST)
+
+
+def code_of_status(status: int, param: str | None = None) -> str:
+    """The name for what vLLM answers by number."""
+    if status == HTTPStatus.NOT_FOUND and param == "model":
+        return "model_not_found"
+    return _code_of(HTTPStatus(status))
+
+
+def without_paths(message: str) -> str:
+    """A message of vLLM's without the folders of this machine: a file keeps its name."""
+    return _SERVER_PATH.sub(r"\1", message)
 
 
 def _code_of(status: HTTPStatus) -> str:

@@ -40,6 +40,8 @@ class OmniChatRequest(ChatCompletionRequest):
     For the stage that reads the prompt, fields of the request itself win."""
 
 
+OMNI_FIELDS: Final = tuple(OmniChatRequest.model_fields.keys() - ChatCompletionRequest.model_fields)
+"""Fields of ours that vLLM's other routes do not know."""
 SAMPLING_FIELDS: Final = frozenset(
     {
         "allowed_token_ids",

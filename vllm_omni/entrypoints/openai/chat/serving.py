@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any
 
 from openai.types.chat.chat_completion_audio import ChatCompletionAudio
 from vllm.entrypoints.openai.chat_completion.protocol import (
-    ChatCompletionRequest,
     ChatCompletionResponse,
 )
 from vllm.entrypoints.openai.chat_completion.serving import OpenAIServingChat
@@ -94,7 +93,6 @@ class OmniServingChat(OmniErrorsMixin, OpenAIServingChat):  # type: ignore[misc]
         Raises:
             OmniError, AnsweredError: nothing was sent and nothing is left running.
         """
-        self.engine_client.check_admission(1)
         parts = self._take_audio(body)
         if self._reads_audio:
             await self._inline(parts)
@@ -198,18 +196,6 @@ class OmniServingChat(OmniErrorsMixin, OpenAIServingChat):  # type: ignore[misc]
                 "audio and beam search do not go together", field="use_beam_search"
             )
 
-    async def create_chat_completion(
-        self, request: ChatCompletionRequest, raw_request: Request | None = None
-    ) -> Any:
-        """vLLM's, which its other routes reach too: there, what is ours would be ignored."""
-        if not isinstance(request, OmniChatRequest):
-            for name in OmniChatRequest.model_fields.keys() & (request.model_extra or {}).keys():
-                if (request.model_extra or {})[name] not in (None, ["text"]):
-                    raise BadRequestError(
-                        f"{name} is served by /v1/chat/completions alone", field=name
-                    )
-        return await super().create_chat_completion(request, raw_request)
-
     def chat_completion_stream_generator(
         self,
         request: OmniChatRequest,
@@ -242,6 +228,8 @@ class OmniServingChat(OmniErrorsMixin, OpenAIServingChat):  # type: ignore[misc]
         (stream,) = self._scope.streams
         for choice in response.choices:
             audio = stream.audio_of(choice.index)
+            if audio is None or not audio.num_samples:
+                continue  # nothing to hear: its words stay where a text has them
             choice.message.audio = ChatCompletionAudio(
                 id=new_audio_id(),
                 data=await self._media.pool.run(encode_base64, self._spoken.form, audio),

@@ -57,6 +57,8 @@ class SpokenAnswer:
         self._with_text = with_text
         self._pool = pool
         self._encoders: dict[int, AudioEncoder] = {i: form.encoder() for i in range(num_choices)}
+        self._heard: set[int] = set()
+        """Choices of which there was audio."""
         self._audio_ids = [new_audio_id() for _ in range(num_choices)]
         self._events: asyncio.Queue[str | None] = asyncio.Queue(_QUEUED_EVENTS)
 
@@ -100,11 +102,16 @@ class SpokenAnswer:
         await self._events.put(None)
 
     async def _send_audio(self, index: int, chunk: AudioChunk) -> None:
+        if not chunk.num_samples:
+            return
+        self._heard.add(index)
         data = await encode_chunk(self._encoders[index], chunk, self._pool)
         if data:
             await self._send(index, {"data": base64.b64encode(data).decode()})
 
     async def _end_audio(self, index: int) -> None:
+        if index not in self._heard:
+            return  # a file of no samples is no answer
         if data := await encode_chunk(self._encoders[index], None, self._pool):
             await self._send(index, {"data": base64.b64encode(data).decode()})
         # Nothing is kept for later turns: it has expired when it was sent.

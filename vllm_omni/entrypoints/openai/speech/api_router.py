@@ -29,7 +29,6 @@ _BODY = {"required": True, "content": {"application/json": {"schema": _SCHEMA}}}
 async def create_speech(raw_request: Request) -> Response:
     """Speak a text."""
     serving: SpeechServing = raw_request.app.state.omni_speech
-    serving.check_admission()
     request = parse_model(SpeechRequest, await read_json(raw_request))
     speech = await until_disconnect(raw_request, serving.start(request))
     if request.stream_format == "sse":

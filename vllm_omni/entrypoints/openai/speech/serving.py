@@ -15,7 +15,6 @@ from vllm_omni.config.pipeline import Task
 from vllm_omni.entrypoints.openai.capabilities import Capabilities
 from vllm_omni.entrypoints.openai.errors import describe
 from vllm_omni.entrypoints.openai.media.encode import (
-    EMPTY_SAMPLE_RATE_HZ,
     SPEECH_FORMATS,
     AudioFormat,
     encode_chunk,
@@ -64,9 +63,6 @@ class SpeechServing:
         self._pool = pool
         self._limits = limits
 
-    def check_admission(self) -> None:
-        self._omni.check_admission(1)
-
     async def start(self, request: SpeechRequest) -> Speech:
         """Begin to speak; returns when the first samples are there.
 
@@ -76,8 +72,9 @@ class SpeechServing:
         form, params = self._checked(request)
         prompt = OmniPrompt(text=request.input)
         first, chunks = await primed(self._chunks(prompt, params))
-        rate = first.sample_rate_hz if first is not None else EMPTY_SAMPLE_RATE_HZ
-        return Speech(form, chunks, rate, len(request.input))
+        if first is None:
+            raise BadRequestError("input has nothing that can be spoken", field="input")
+        return Speech(form, chunks, first.sample_rate_hz, len(request.input))
 
     async def file(self, speech: Speech) -> bytes:
         """All of it as one file with exact lengths."""

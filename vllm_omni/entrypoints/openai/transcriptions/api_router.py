@@ -32,7 +32,6 @@ async def create_transcription(
     serving: OmniServingTranscription | None = raw_request.app.state.openai_serving_transcription
     if serving is None:
         raise BadRequestError("this model does not transcribe", field="model")
-    serving.engine_client.check_admission(1)
     data = await _read(request.file, serving.limits.max_bytes)
     wanted = request.response_format
     if wanted in _SUBTITLES:

@@ -59,6 +59,10 @@ class ClauseCutter:
         self._rules = rules or CutRules()
         self._text = ""
         self._is_first = True
+        self._marks_end = 0
+        """End of the run of marks that was looked over last, and of the spaces behind it: each
+        character is looked over once, however many marks stand in a row."""
+        self._gap_end = 0
         self._restart()
 
     def _restart(self) -> None:
@@ -86,6 +90,8 @@ class ClauseCutter:
         while cut := self._next_cut(final=final):
             pieces.append(self._text[:cut])
             self._text = self._text[cut:]
+            self._marks_end = max(0, self._marks_end - cut)
+            self._gap_end = max(0, self._gap_end - cut)
             self._is_first = False
             self._restart()
         return pieces
@@ -96,7 +102,7 @@ class ClauseCutter:
         longest = rules.first_max if self._is_first else rules.max_piece
         while self._scanned < len(self._text):
             at = self._scanned
-            border, end = _border(self._text, at, final=final)
+            border, end = self._border(at, final=final)
             if border is _Border.UNDECIDED:
                 return 0
             self._scanned += 1
@@ -125,29 +131,36 @@ class ClauseCutter:
                 return self._is_first and spoken >= rules.first_min_clause
         return False
 
-
-def _border(text: str, at: int, *, final: bool) -> tuple[_Border, int]:
-    """What kind of border the character at `at` is, and where the piece before it would end."""
-    char = text[at]
-    if char == "\n":
-        return _Border.LINE, at + 1
-    if char not in _SENTENCE_ENDS and char not in _CLAUSE_ENDS:
-        return _Border.NONE, 0
-    after = at + 1
-    while after < len(text) and (text[after] in _CLOSERS or text[after] in _SENTENCE_ENDS):
-        after += 1
-    following = after
-    while following < len(text) and text[following].isspace():
+    def _border(self, at: int, *, final: bool) -> tuple[_Border, int]:
+        """What kind of border the character at `at` is, and where the piece before would end."""
+        text = self._text
+        char = text[at]
+        if char == "\n":
+            return _Border.LINE, at + 1
+        if char not in _SENTENCE_ENDS and char not in _CLAUSE_ENDS:
+            return _Border.NONE, 0
+        after, following = self._look_over(at)
+        if following == len(text):
+            return (_Border.NONE, 0) if final else (_Border.UNDECIDED, 0)
         if text[following] == "\n":
             return _Border.NONE, 0  # the line's end is the border
-        following += 1
-    if following == len(text):
-        return (_Border.NONE, 0) if final else (_Border.UNDECIDED, 0)
-    if following == after and char != _DASH:
-        return _Border.NONE, 0
-    if char in _CLAUSE_ENDS:
-        return _Border.CLAUSE, following
-    return _sentence_border(text, at, following), following
+        if following == after and char != _DASH:
+            return _Border.NONE, 0
+        if char in _CLAUSE_ENDS:
+            return _Border.CLAUSE, following
+        return _sentence_border(text, at, following), following
+
+    def _look_over(self, at: int) -> tuple[int, int]:
+        """Where the marks behind the one at `at` end, and the spaces behind those."""
+        text = self._text
+        after = max(self._marks_end, at + 1)
+        while after < len(text) and (text[after] in _CLOSERS or text[after] in _SENTENCE_ENDS):
+            after += 1
+        following = max(self._gap_end, after)
+        while following < len(text) and text[following].isspace() and text[following] != "\n":
+            following += 1
+        self._marks_end, self._gap_end = after, following
+        return after, following
 
 
 def _sentence_border(text: str, at: int, following: int) -> _Border:
