@@ -176,6 +176,7 @@ async def test_a_client_that_does_not_send_or_read_is_ended(
             if bodies:
                 return {"type": "http.request", "body": bodies.pop(), "more_body": False}
             await never.wait()
+            return {"type": "http.disconnect"}
 
         async def send(message: Any) -> None:
             sent.append(message)

@@ -51,7 +51,11 @@ BODIES: Final[dict[str, dict[str, Any]]] = {
     "/inference/v1/generate": {"token_ids": [3], "sampling_params": {"max_tokens": 2}},
     "/v1/chat/completions/render": say(),
     "/v1/completions/render": {"prompt": "hi"},
-    "/v1/messages/render": {"max_tokens": 5, "messages": [{"role": "user", "content": "hi"}]},
+    "/v1/messages/render": {
+        "model": MODEL,
+        "max_tokens": 5,
+        "messages": [{"role": "user", "content": "hi"}],
+    },
     "/v1/responses/render": {"model": MODEL, "input": "hi"},
 }
 
