@@ -102,6 +102,9 @@ class InstantEngine:
     async def update_request_async(self, request: StageRequest) -> None:
         raise NotImplementedError
 
+    async def source_ended_async(self, request_id: str, stream: str) -> None:
+        pass
+
     async def abort_requests_async(self, request_ids: Sequence[str]) -> None:
         for request_id in request_ids:
             self._remaining.pop(request_id, None)

@@ -119,6 +119,7 @@ class FakeStageClient:
         self.added: list[StageRequest] = []
         self.updated: list[StageRequest] = []
         self.abort_calls: list[list[str]] = []
+        self.ended_sources: list[tuple[str, str]] = []
         self.utility_calls: list[tuple[str, tuple[object, ...]]] = []
         self.shutdown_calls = 0
         self.add_error: Exception | None = None
@@ -189,6 +190,9 @@ class FakeStageClient:
 
     async def abort_requests_async(self, request_ids: Sequence[str]) -> None:
         self.abort_calls.append(list(request_ids))
+
+    async def source_ended_async(self, request_id: str, stream: str) -> None:
+        self.ended_sources.append((request_id, stream))
 
     async def get_outputs_async(self) -> Sequence[StageOutput]:
         self._loop = asyncio.get_running_loop()

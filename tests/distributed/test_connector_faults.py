@@ -130,7 +130,7 @@ def test_a_gap_or_a_repeated_frame_is_an_error_of_its_stream(
     send_raw(thinker, voice, wire.encode(chunk))
 
     frame = voice.next()
-    assert (frame.end, frame.error) == ("error", f"frame {seq} arrived where 1 was due")
+    assert (frame.end, frame.error) == ("broken", f"frame {seq} arrived where 1 was due")
     assert thinker.next_failure()[0] == "s"
 
 

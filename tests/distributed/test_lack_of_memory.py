@@ -95,7 +95,7 @@ def test_a_segment_that_the_receiver_cannot_open_costs_the_streams_under_way(
     thinker.sender.push("s", PAYLOAD)
     failed = voice.next()
     assert (failed.end, failed.error) == (
-        "error",
+        "broken",
         "a payload of stage thinker/0 is not readable",
     )
     assert thinker.next_failure()[0] == "s"
@@ -125,7 +125,7 @@ def test_a_sender_that_cannot_be_answered_fails_its_stream_and_not_its_next(
         thinker.sender.open(voice.receiver.address, "s")
         failed = voice.next()
     assert (failed.end, failed.error) == (
-        "error",
+        "broken",
         "stage thinker/0 cannot be answered: Too many open files",
     )
 

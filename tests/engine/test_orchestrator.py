@@ -91,6 +91,20 @@ async def test_streaming_stages_start_with_the_request_and_know_their_streams() 
         assert (first.sources, third.targets) == ((), ())
 
 
+async def test_who_reads_a_stream_hears_when_its_stage_has_finished() -> None:
+    clients = clients_of(3)
+    rig = rig_of(clients, streams=True)
+    async with running(rig):
+        await rig.add("a", plan=rig.plan(AUDIO))
+        clients[0].emit(text_output("a", "hello"))
+        await settle()
+        assert clients[1].ended_sources == []
+        clients[0].emit(text_output("a", "world", finished=True))
+        await settle()
+        assert clients[1].ended_sources == [("a", "a/s0>s1")]
+        assert clients[2].ended_sources == []
+
+
 async def test_streams_go_to_the_replica_that_was_chosen() -> None:
     voices = [FakeStageClient(data_address=f"fake://v{i}", replica_id=i) for i in range(2)]
     first = FakeStageClient()

@@ -25,6 +25,42 @@ def test_selection_takes_turns_from_replica_0() -> None:
     assert [pool.select_replica_id() for _ in range(5)] == [0, 1, 2, 0, 1]
 
 
+def test_the_replica_with_the_least_to_do_is_next_and_equals_take_turns() -> None:
+    pool, _ = make_pool(3)
+    assert [pool.select_replica_id(name) for name in "abc"] == [0, 1, 2]
+    pool.note_finished("b")
+    assert [pool.select_replica_id(name) for name in "de"] == [1, 2]
+    pool.release("a")
+    pool.release("a")
+    pool.note_finished("a")
+    assert [pool.select_replica_id(name) for name in "fghi"] == [0, 1, 0, 1]
+
+
+async def test_more_input_of_a_session_is_work_again() -> None:
+    pool, _ = make_pool()
+    await pool.submit_initial(request("a"))
+    pool.note_finished("a")
+    await pool.submit_update(request("a"))
+    await pool.submit_update(request("a"))
+    assert [pool.select_replica_id(name) for name in "bc"] == [1, 0]
+
+
+async def test_a_replica_that_died_and_came_back_is_not_buried_nor_shunned() -> None:
+    pool, _ = make_pool()
+    long, dead = [f"long{i}" for i in range(4)], []
+    for i, name in enumerate(long):
+        pool.select_replica_id(name)
+        if pool.select_replica_id(f"short{i}") == 1:
+            pool.note_finished(f"short{i}")
+        dead += [name for name in (name, f"short{i}") if pool.get_bound_replica_id(name) == 1]
+    pool.evict_replica(1)
+    assert [pool.select_replica_id(f"survivor{i}") for i in range(2)] == [0, 0]
+    for name in dead:
+        pool.release(name)
+    pool.attach_replica(1, FakeStageClient(replica_id=1))
+    assert [pool.select_replica_id(f"new{i}") for i in range(3)] == [1, 1, 1]
+
+
 def test_a_request_stays_on_its_replica() -> None:
     pool, _ = make_pool()
     assert [pool.select_replica_id("a") for _ in range(3)] == [0, 0, 0]

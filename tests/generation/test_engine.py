@@ -10,6 +10,7 @@ from tests.generation.bench import Bench
 from tests.generation.tone import spoken
 from vllm_omni.generation import request as request_module
 from vllm_omni.generation.engine import MAX_FAILED_IN_A_ROW
+from vllm_omni.generation.request import END_GRACE_S
 from vllm_omni.inputs.prompt import OmniPrompt
 
 
@@ -156,16 +157,17 @@ def test_a_stream_cut_anywhere_gives_the_same_audio(bench: Bench, size: int) -> 
 @pytest.mark.parametrize(
     ("reason", "error", "expected"),
     [
-        ("error", "no memory", ("request_failed", "stage thinker failed: no memory")),
-        ("abort", "", ("request_failed", "stage thinker stopped writing")),
+        ("error", "no memory", ("request_failed", ", which failed: no memory")),
+        ("abort", "", ("request_failed", ", which stopped writing")),
+        ("lost", "stage thinker/0 is gone", ("replica_died", ": stage thinker/0 is gone")),
         (
-            "lost",
-            "stage thinker/0 is gone",
-            ("replica_died", "the stream of stage thinker broke: stage thinker/0 is gone"),
+            "broken",
+            "frame 11 arrived where 10 was due",
+            ("request_failed", ": frame 11 arrived where 10 was due"),
         ),
     ],
 )
-def test_a_stream_that_fails_fails_its_request_and_names_the_stage(
+def test_a_stream_that_fails_fails_its_request_and_says_who_waited_for_what(
     bench: Bench, reason: str, error: str, expected: tuple[str, str]
 ) -> None:
     bench.listen("a", "s")
@@ -173,7 +175,8 @@ def test_a_stream_that_fails_fails_its_request_and_names_the_stage(
     bench.receiver.end("s", reason, error)
     bench.run()
 
-    assert bench.failure("a") == expected
+    waited = "stage voice waited for the next chunk of the stream of stage thinker"
+    assert bench.failure("a") == (expected[0], waited + expected[1])
     assert bench.model.live_states == 0
 
 
@@ -250,6 +253,51 @@ def test_a_deadline_ends_the_request_and_says_what_it_waited_for(bench: Bench) -
         "stream of stage thinker"
     )
     assert bench.failure("queued")[1].endswith("waiting for its turn")
+
+
+def test_an_end_that_does_not_come_after_its_stage_has_finished_is_lost(bench: Bench) -> None:
+    bench.listen("a", "s", deadline_s=600.0)
+    bench.receiver.send("s", "hello ")
+    bench.engine.source_ended("a", "s")
+    bench.run()
+    bench.now = END_GRACE_S - 0.1
+    assert bench.engine.next_deadline_s == END_GRACE_S
+    bench.step()
+    assert not bench.ended
+    bench.now = END_GRACE_S
+    bench.step()
+
+    assert bench.failure("a") == (
+        "request_failed",
+        "stage voice waited 5 s for the next chunk or the end of the stream of stage thinker, "
+        "which has finished writing",
+    )
+    assert bench.receiver.cancelled == ["s"]
+
+
+def test_chunks_that_are_still_on_their_way_are_waited_for(bench: Bench) -> None:
+    bench.listen("a", "s", deadline_s=600.0)
+    bench.engine.source_ended("a", "s")
+    for _ in range(10):
+        bench.now += END_GRACE_S - 0.1
+        bench.receiver.send("s", "word ")
+        bench.run()
+    bench.receiver.end("s")
+    bench.run()
+
+    assert bench.ended["a"].failure is None
+    assert bench.pcm["a"] == spoken("word " * 10)
+
+
+def test_the_end_of_a_source_is_news_only_to_its_readers(bench: Bench) -> None:
+    bench.listen("a", "s", deadline_s=600.0)
+    bench.engine.source_ended("unknown", "s")
+    bench.engine.source_ended("a", "another")
+    bench.now = 100.0
+    bench.step()
+
+    assert not bench.ended
+    assert bench.engine.next_deadline_s == 600.0
 
 
 def test_a_model_that_only_fails_has_to_pass_its_test_again(bench: Bench) -> None:

@@ -166,6 +166,9 @@ class ArClient:
         except EngineDeadError:
             logger.debug("%s: dead before its requests were aborted", self.name)
 
+    async def source_ended_async(self, request_id: str, stream: str) -> None:
+        """Nothing: this kind of replica reads no streams."""
+
     async def get_outputs_async(self) -> Sequence[StageOutput]:
         while True:
             if self._dead is not None:

@@ -31,13 +31,12 @@ from vllm_omni.errors import (
     error_from_code,
 )
 from vllm_omni.generation import wire
-from vllm_omni.generation.proc import MAX_QUEUED_MESSAGES, run_one_shot
+from vllm_omni.generation.proc import CALL_TIMEOUT_S, MAX_QUEUED_MESSAGES, run_one_shot
 from vllm_omni.inputs.prompt import OmniPrompt
 from vllm_omni.inputs.speech import SpeechParams
 
 logger = logging.getLogger(__name__)
 
-UTILITY_TIMEOUT_S = 60.0
 MAX_UNREAD_OUTPUTS = 4096
 """Outputs kept for a slow reader; beyond, they wait in the socket and then in the replica."""
 
@@ -133,6 +132,11 @@ class OneShotClient:
         self._unsent_aborts |= aborted
         self._send_aborts()
 
+    async def source_ended_async(self, request_id: str, stream: str) -> None:
+        if request_id in self._running and self._death is None:
+            with contextlib.suppress(OverloadedError):  # the request's deadline remains
+                self._send([wire.encode(wire.SourceEnded(request_id, stream))])
+
     async def get_outputs_async(self) -> Sequence[StageOutput]:
         while not self._outputs:
             self.check_health()
@@ -152,11 +156,11 @@ class OneShotClient:
         answer = self._calls[call_id] = self._loop.create_future()
         try:
             self._send([wire.encode(wire.Utility(call_id, method, list(args)))])
-            async with asyncio.timeout(UTILITY_TIMEOUT_S):
+            async with asyncio.timeout(CALL_TIMEOUT_S):
                 return await answer
         except TimeoutError as error:
             raise DeadlineExceededError(
-                f"stage {self._spec.name} did not answer {method!r} in {UTILITY_TIMEOUT_S:g} s"
+                f"stage {self._spec.name} did not answer {method!r} in {CALL_TIMEOUT_S:g} s"
             ) from error
         finally:
             del self._calls[call_id]

@@ -219,12 +219,16 @@ class Orchestrator(Submission):
             if state is None or stage_id in state.finished_ts:
                 continue  # released meanwhile, or late
             is_first = stage_id not in state.first_output_ts
+            if output.finished:
+                self.stage_pools[stage_id].note_finished(output.request_id)
             actions = decisions.on_stage_output(state, stage_id, output, now_s)
             if is_first or output.finished or output.audio is not None:
                 is_first = is_first and stage_id in state.first_output_ts
                 self._count_output(state, stage_id, output, now_s, is_first=is_first)
             for action in actions:
                 await self._perform(action, state, stage_id, replica_id, output)
+            if output.finished and output.failure is None and states.get(output.request_id):
+                await self._tell_source_ended(state, stage_id)
 
     async def _perform(
         self,

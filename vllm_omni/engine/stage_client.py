@@ -45,6 +45,14 @@ class StageClient(Protocol):
         Never raises for a dead replica.
         """
 
+    async def source_ended_async(self, request_id: str, stream: str) -> None:
+        """The stage that writes a stream of this request has finished writing.
+
+        The stream's end is on its way; a replica that has nothing else to wait for gives the
+        request up when it does not come soon. Ids that are not here are ignored; never raises for
+        a dead replica. Called only for a client with a `data_address`.
+        """
+
     async def get_outputs_async(self) -> Sequence[StageOutput]:
         """Wait for the next outputs, at least one.
 

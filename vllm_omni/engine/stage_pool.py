@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from typing import ClassVar
 
@@ -45,6 +46,10 @@ class StagePool:
         self.clients: list[StageClient | None] = list(clients)
         self._distributed = distributed
         self._bindings: dict[str, int] = {}
+        self._working: dict[str, int] = {}
+        """Bindings whose replica has not finished the request."""
+        self._load: Counter[int] = Counter()
+        """How many of those each replica has."""
         self._unavailable: set[int] = set()
         self._cursor = 0
         self._came_up = asyncio.Event()
@@ -115,7 +120,7 @@ class StagePool:
     def select_replica_id(
         self, request_id: str | None = None, *, affinity_request_id: str | None = None
     ) -> int:
-        """The replica for a request: its own while that lives, else the next in turn.
+        """The replica for a request: its own while that lives, else the one with least to do.
 
         With `affinity_request_id` the replica of that request is preferred. A request id is
         bound to the result.
@@ -130,19 +135,33 @@ class StagePool:
             if bound is not None and self.clients[bound] is not None:
                 break
         else:
-            bound = self._next_in_turn()
+            bound = self._least_busy()
         if request_id is not None:
             self._bindings[request_id] = bound
+            self._note_working(request_id, bound)
         return bound
 
-    def _next_in_turn(self) -> int:
+    def _least_busy(self) -> int:
+        """The replica with the fewest unfinished requests; among equals the next in turn."""
         num_slots = len(self.clients)
-        for step in range(num_slots):
-            replica_id = (self._cursor + step) % num_slots
-            if self.clients[replica_id] is not None and replica_id not in self._unavailable:
-                self._cursor = (replica_id + 1) % num_slots
-                return replica_id
-        raise StageUnavailableError(f"stage {self.stage_id} has no live replicas")
+        in_turn = [(self._cursor + step) % num_slots for step in range(num_slots)]
+        available = [i for i in in_turn if self.is_replica_available(i)]
+        if not available:
+            raise StageUnavailableError(f"stage {self.stage_id} has no live replicas")
+        replica_id = min(available, key=self._load.__getitem__)
+        self._cursor = (replica_id + 1) % num_slots
+        return replica_id
+
+    def _note_working(self, request_id: str, replica_id: int) -> None:
+        self.note_finished(request_id)
+        self._working[request_id] = replica_id
+        self._load[replica_id] += 1
+
+    def note_finished(self, request_id: str) -> None:
+        """The replica has done its part of a request, which stays bound to it until released."""
+        replica_id = self._working.pop(request_id, None)
+        if replica_id is not None:
+            self._load[replica_id] -= 1
 
     def preselect_replica_id(
         self, request_id: str, *, affinity_request_id: str | None = None
@@ -177,6 +196,7 @@ class StagePool:
     def release(self, request_id: str) -> None:
         """Forget a request's binding; unknown ids are ignored."""
         bound = self._bindings.pop(request_id, None)
+        self.note_finished(request_id)
         if self._drained and bound in self._drained and not self.num_bound(bound):
             self._drained[bound].set()
 
@@ -244,6 +264,7 @@ class StagePool:
             raise StageUnavailableError(
                 f"stage {self.stage_id} has no replica bound to request {request.request_id}"
             )
+        self._note_working(request.request_id, replica_id)
         await self.client(replica_id).update_request_async(request)
         return replica_id
 

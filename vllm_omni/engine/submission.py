@@ -183,6 +183,15 @@ class Submission(FaultIsolation):
         await self._fail_dispatch(error, state.request_id, stage_id, state.request_id)
         return False
 
+    async def _tell_source_ended(self, state: OrchestratorRequestState, stage_id: int) -> None:
+        """A stage has finished writing: those that read its streams need not wait long now."""
+        for edge in state.plan.stages[stage_id].stream_targets:
+            pool = self.stage_pools[edge.target]
+            bound = pool.get_bound_replica_id(state.request_id)
+            client = pool.clients[bound] if bound is not None else None
+            if client is not None and edge.target not in state.finished_ts:
+                await client.source_ended_async(state.request_id, state.request_id + edge.label)
+
     def _record_duplex_stage_submission(self, req_id: str, stage_id: int, replica_id: int) -> None:
         """Note on which replica a session's stage runs."""
         self._sessions.record(req_id, stage_id, replica_id)

@@ -19,9 +19,11 @@ from vllm_omni.generation.forward import Result, run_forward
 from vllm_omni.generation.memory_errors import free_memory, is_out_of_memory
 from vllm_omni.generation.model import OneShotModel, Work
 from vllm_omni.generation.request import (
+    END_GRACE_S,
     Figures,
     GenerationRequest,
     SourceStream,
+    StreamFailedError,
     failure_from,
 )
 from vllm_omni.outputs.media import AudioChunk
@@ -81,7 +83,7 @@ class OneShotEngine:
     @property
     def next_deadline_s(self) -> float:
         """The earliest deadline on the engine's clock; infinity when there is none."""
-        return min((r.deadline_s for r in self._requests.values()), default=math.inf)
+        return min((r.expires_s for r in self._requests.values()), default=math.inf)
 
     def figures(self) -> Figures:
         """For the heartbeat; called in another thread."""
@@ -127,6 +129,12 @@ class OneShotEngine:
             request = self._requests.get(request_id)
             if request is not None:
                 self._release(request)
+
+    def source_ended(self, request_id: str, stream: str) -> None:
+        """The stage that writes a stream has finished: its end is here soon, or it is lost."""
+        request = self._requests.get(request_id)
+        if request is not None and stream in request.streams:
+            request.streams[stream].ended_s = self._clock()
 
     def on_frame(self, frame: Frame) -> None:
         """Take a frame in the connector's thread."""
@@ -197,6 +205,7 @@ class OneShotEngine:
 
     def _continue(self, request: GenerationRequest, *, in_line: bool = False) -> None:
         """Take frames that fit; then line up, wait for more, or finish."""
+        request.moved_s = self._clock()
         try:
             request.take_frames()
         except Exception as error:  # noqa: BLE001 - the boundary of one request
@@ -209,9 +218,14 @@ class OneShotEngine:
 
     def _drop_late(self) -> None:
         now = self._clock()
-        for request in [r for r in self._requests.values() if r.deadline_s <= now]:
-            text = f"stage {self._stage}: the deadline passed while waiting for {request.awaited()}"
-            self._finish(request, failure=StageFailure("deadline_exceeded", text))
+        for request in [r for r in self._requests.values() if r.expires_s <= now]:
+            awaited = request.awaited()
+            if request.deadline_s <= now:
+                text = f"stage {self._stage}: the deadline passed while waiting for {awaited}"
+                self._finish(request, failure=StageFailure("deadline_exceeded", text))
+                continue
+            text = f"waited {END_GRACE_S:g} s for {awaited}, which has finished writing"
+            self._fail(request, StreamFailedError("request_failed", text))
 
     def _fail(self, request: GenerationRequest, error: BaseException) -> None:
         self._release(request)

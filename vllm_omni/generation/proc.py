@@ -30,6 +30,8 @@ from vllm_omni.generation.request import Figures, failure_from
 
 logger = logging.getLogger(__name__)
 
+CALL_TIMEOUT_S = 60.0
+"""How long a call into the replica may take."""
 MAX_QUEUED_MESSAGES = 1024
 """Messages that may wait on either side before the other one stops."""
 
@@ -108,6 +110,7 @@ class OneShotReplica:
         self._stopping = False
         self._is_asleep = False
         self._num_turns = 0
+        self._call_began_s: float | None = None
         self._unsent: deque[list[wire.RawFrame]] = deque()
         """Reports that found the client's queue full. While there are some, no forward runs."""
         self._context = zmq.Context()
@@ -131,7 +134,11 @@ class OneShotReplica:
 
     def figures(self) -> Figures:
         """For the heartbeat, called in its thread: the engine's, and whether the loop turns."""
-        is_at_work = not self._is_asleep or (self.engine.has_work and not self._unsent)
+        began_s = self._call_began_s
+        if began_s is not None:  # a call has a time-out of its own: nothing is expected before it
+            is_at_work = time.monotonic() - began_s > CALL_TIMEOUT_S
+        else:
+            is_at_work = not self._is_asleep or (self.engine.has_work and not self._unsent)
         return {
             **self.engine.figures(),
             "progress": self._num_turns,
@@ -204,8 +211,13 @@ class OneShotReplica:
                 self._add(command, frames)
             case wire.Abort(request_ids):
                 self.engine.abort(request_ids)
+            case wire.SourceEnded(request_id, stream):
+                self.engine.source_ended(request_id, stream)
             case wire.Utility():
-                self._send([wire.encode(self._call(command))])
+                self._call_began_s = time.monotonic()
+                result = self._call(command)
+                self._call_began_s = None
+                self._send([wire.encode(result)])
 
     def _add(self, add: wire.Add, frames: Sequence[bytes]) -> None:
         try:

@@ -54,7 +54,14 @@ class Utility(msgspec.Struct, tag="utility", frozen=True, forbid_unknown_fields=
     args: list[Any]
 
 
-Command = Add | Abort | Utility
+class SourceEnded(msgspec.Struct, tag="source_ended", frozen=True, forbid_unknown_fields=True):
+    """The stage that writes a stream of a request has finished writing."""
+
+    request_id: str
+    stream: str
+
+
+Command = Add | Abort | Utility | SourceEnded
 
 
 class Output(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

@@ -25,10 +25,11 @@ class Frame:
     payload: memoryview = field(default_factory=lambda: memoryview(b""))
     """Valid until `release`."""
     end: str | None = None
-    """Reason when this is the stream's last frame: `stop`, `length`, `abort`, `error`, or `lost`
-    when the sending replica went away before it ended the stream."""
+    """Reason when this is the stream's last frame: `stop`, `length`, `abort`, `error`; or, said by
+    the receiver itself, `lost` when the sending replica went away before it ended the stream, and
+    `broken` when what arrived is not what is due."""
     error: str = ""
-    """Message when `end` is `error` or `lost`."""
+    """Message when `end` is `error`, `lost` or `broken`."""
     release: Callable[[], None] = lambda: None
     """Gives memory and credit back to the sender. Call once, when the payload was read."""
 

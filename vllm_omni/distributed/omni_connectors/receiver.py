@@ -186,7 +186,7 @@ class ZmqReceiver:
             incoming = self._streams.get(message.stream)
             if incoming is not None and incoming.link is None and not incoming.is_over:
                 text = f"stage {hello.name} cannot be answered: {error}"
-                self._end(message.stream, incoming, "error", text)
+                self._end(message.stream, incoming, "broken", text)
             return None
         return self._links[hello.mailbox]
 
@@ -298,7 +298,7 @@ class ZmqReceiver:
         if incoming.link is not None:
             self._tell_cancelled(incoming.link, stream, message)
         self._remember_cancelled(stream)
-        self._end(stream, incoming, "error", message)
+        self._end(stream, incoming, "broken", message)
 
     def _cancel(self, stream: str, message: str) -> None:
         incoming = self._streams.get(stream)
