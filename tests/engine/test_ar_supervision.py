@@ -10,7 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.ar_replicas import greedy, replica, spec_of
+from tests.ar_replicas import ENGINE_ARGS, greedy, replica, spec_of
+from tests.dfx.reliability.orders import Fault, seed_for
 from tests.engine.rig import Rig, running
 from tests.fakes import chain_pipeline, eventually
 from tests.tiny_models import make_tiny_llama
@@ -59,6 +60,24 @@ async def test_its_beats_show_runnable_work_and_progress_on_it(model_dir: Path) 
         assert busy[-1].progress > idle.progress
         after = await beats(thinker.client, 2)
         assert (after[0].progress, after[1].num_runnable) == (after[1].progress, 0)
+
+
+async def test_a_long_call_is_no_hang_of_the_requests_that_wait_for_its_end(
+    model_dir: Path,
+) -> None:
+    faulty = {**ENGINE_ARGS, "worker_cls": "tests.dfx.reliability.faulty_worker.FaultyWorker"}
+    async with replica(model_dir, stage="s0", engine_args=faulty) as thinker:
+        await thinker.submit("running", PROMPT, greedy(400, seed=seed_for(Fault.PACE, 10)))
+        await beats(thinker.client, 1)
+        nap = asyncio.create_task(
+            thinker.client.call_utility_async("collective_rpc", "nap", None, [4.0])
+        )
+        seen = await beats(thinker.client, 3)
+        assert not nap.done()
+        assert seen[-1].progress == seen[-2].progress
+        assert seen[-1].num_runnable == 0
+        await nap
+        assert (await thinker.all("running"))[-1].failure is None
 
 
 @pytest.mark.parametrize(

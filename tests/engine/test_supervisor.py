@@ -59,12 +59,16 @@ class SeenMetrics(NullMetrics):
     def __init__(self) -> None:
         self.states: list[tuple[int, str]] = []
         self.restarts: list[int] = []
+        self.start_times_s: list[float] = []
 
     def replica_state(self, stage: str, replica: int, state: str) -> None:
         self.states.append((replica, state))
 
     def replica_restarted(self, stage: str, replica: int) -> None:
         self.restarts.append(replica)
+
+    def replica_started(self, stage: str, replica: int, seconds: float) -> None:
+        self.start_times_s.append(seconds)
 
 
 class Supervised:
@@ -140,6 +144,19 @@ async def test_a_dead_replica_is_started_again_after_its_back_off() -> None:
         ]
         (status,) = stages.supervisor.statuses()
         assert (status.restarts, status.last_error) == (1, "CUDA out of memory")
+
+
+async def test_how_long_a_start_took_is_told() -> None:
+    async with supervised() as stages:
+        stages.gate = asyncio.Event()
+        await stages.crash(stages.first)
+        await stages.time.pass_s(1.0)
+        await stages.time.pass_s(7.5)
+        stages.gate.set()
+        await settle()
+        assert stages.metrics.start_times_s == [0.0, 7.5]
+        (status,) = stages.supervisor.statuses()
+        assert status.start_took_s == 7.5
 
 
 async def test_it_comes_back_to_its_slot_and_serves() -> None:

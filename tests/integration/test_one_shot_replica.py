@@ -223,7 +223,7 @@ async def test_utilities_answer_refuse_and_end(monkeypatch: pytest.MonkeyPatch) 
         assert await client.call_utility_async("is_sleeping") is False
         with pytest.raises(BadRequestError, match=r"stage voice \(one-shot\) has no 'sleep'"):
             await client.call_utility_async("sleep", 1)
-        monkeypatch.setattr(one_shot_client, "UTILITY_TIMEOUT_S", 0.2)
+        monkeypatch.setattr(one_shot_client, "CALL_TIMEOUT_S", 0.2)
         os.kill(pid_of(client), signal.SIGSTOP)
         with pytest.raises(DeadlineExceededError, match=r"did not answer 'figures' in 0\.2 s"):
             await client.call_utility_async("figures")

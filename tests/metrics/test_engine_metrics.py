@@ -105,11 +105,13 @@ def test_a_replicas_state_queue_and_restarts_are_shown(metrics, registry):
     metrics.replica_state("voice", 1, "starting")
     metrics.replica_state("voice", 1, "ready")
     metrics.replica_restarted("voice", 1)
+    metrics.replica_started("voice", 1, 2.5)
     metrics.queue_depth("voice", 1, running=3, waiting=2)
     samples = scraped(registry)
     assert samples["replica_state{voice,1,ready}"] == 1
     assert samples["replica_state{voice,1,starting}"] == 0
     assert samples["replica_restarts_total{voice,1}"] == 1
+    assert samples["replica_start_seconds{voice,1}"] == 2.5
     assert samples["requests_running{voice,1}"] == 3
     assert samples["requests_waiting{voice,1}"] == 2
 

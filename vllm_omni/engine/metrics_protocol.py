@@ -39,6 +39,9 @@ class EngineMetrics(Protocol):
     def replica_restarted(self, stage: str, replica: int) -> None:
         """A replica that had died serves again."""
 
+    def replica_started(self, stage: str, replica: int, seconds: float) -> None:
+        """A replica serves; its start took so long."""
+
 
 class NullMetrics:
     """Counts nothing: for tests and for the offline library."""
@@ -68,4 +71,7 @@ class NullMetrics:
         pass
 
     def replica_restarted(self, stage: str, replica: int) -> None:
+        pass
+
+    def replica_started(self, stage: str, replica: int, seconds: float) -> None:
         pass

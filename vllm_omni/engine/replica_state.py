@@ -61,6 +61,8 @@ class ReplicaStatus:
     """How many times it served again after it had not."""
     last_error: str | None
     """Why it died or did not start the last time."""
+    start_took_s: float | None
+    """How long its latest start took, from the spawn to its first request; None before one."""
     next_attempt_in_s: float | None
     """Until it is started again; only in `backoff`."""
 
@@ -166,5 +168,6 @@ class Replica:
             incarnation=self.incarnation,
             restarts=self.num_restarts,
             last_error=self.last_error,
+            start_took_s=self.start_took_s,
             next_attempt_in_s=None if next_s is None else max(0.0, next_s - self._clock()),
         )

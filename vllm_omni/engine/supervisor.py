@@ -111,7 +111,7 @@ class Supervisor:
         replica.become(ReplicaState.STARTING)
         client = await self._starter.start(replica)
         self._pool(replica).attach_replica(replica.replica_id, client)
-        replica.become(ReplicaState.READY)
+        self._serves(replica)
 
     def begin(self, orchestration: Orchestration) -> None:
         """The orchestrator runs: from now on deaths are answered."""
@@ -205,8 +205,13 @@ class Supervisor:
             return
         self._orchestration.attach_replica(replica.stage_id, replica.replica_id, client)
         replica.num_restarts += 1
-        replica.become(ReplicaState.READY)
+        self._serves(replica)
         self._metrics.replica_restarted(replica.stage, replica.replica_id)
+
+    def _serves(self, replica: Replica) -> None:
+        replica.become(ReplicaState.READY)
+        took_s = replica.start_took_s or 0.0
+        self._metrics.replica_started(replica.stage, replica.replica_id, took_s)
 
     # Operators.
 

@@ -76,6 +76,7 @@ class _Replica:
         self.waiting = 0
         self.state = names.REPLICA_STATES[0]
         self.restarts = 0
+        self.start_s = 0.0
 
 
 class PrometheusEngineMetrics(Collector):
@@ -130,6 +131,9 @@ class PrometheusEngineMetrics(Collector):
 
     def replica_restarted(self, stage: str, replica: int) -> None:
         self._replica(stage, replica).restarts += 1
+
+    def replica_started(self, stage: str, replica: int, seconds: float) -> None:
+        self._replica(stage, replica).start_s = seconds
 
     def watch(self, figures: Callable[[], Iterable[ReplicaFigures]]) -> None:
         """Ask for the replicas' queues at every scrape, instead of being told by `queue_depth`."""
@@ -191,6 +195,7 @@ class PrometheusEngineMetrics(Collector):
             yield names.RUNNING, labels, replica.running
             yield names.WAITING, labels, replica.waiting
             yield names.RESTARTS, labels, replica.restarts
+            yield names.START_SECONDS, labels, replica.start_s
             for state in names.REPLICA_STATES:
                 yield names.REPLICA_STATE, [*labels, state], int(replica.state == state)
 

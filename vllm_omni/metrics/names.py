@@ -115,6 +115,12 @@ RESTARTS: Final = Series(
     "Times a replica served again after it had died or was restarted.",
     (STAGE, REPLICA),
 )
+START_SECONDS: Final = Series(
+    "replica_start_seconds",
+    Kind.GAUGE,
+    "How long a replica's latest start took, from its spawn to its first request; 0 before one.",
+    (STAGE, REPLICA),
+)
 
 ALL: Final = (
     REQUESTS,
@@ -132,6 +138,7 @@ ALL: Final = (
     UNDER_RUNS,
     REPLICA_STATE,
     RESTARTS,
+    START_SECONDS,
 )
 
 REPLICA_STATES: Final = ("starting", "ready", "draining", "backoff", "stopped")

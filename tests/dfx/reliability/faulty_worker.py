@@ -25,6 +25,10 @@ class FaultyWorker(CPUWorker):
         self._is_broken = False
         _install_losses()
 
+    def nap(self, seconds: float) -> None:
+        """A call that takes its time."""
+        time.sleep(seconds)
+
     def execute_dummy_batch(self) -> None:
         self._check()
         super().execute_dummy_batch()
