@@ -28,6 +28,7 @@ from vllm_omni.core.request_deadlines import REMAINING_KEY
 from vllm_omni.core.token_streams import TARGETS_KEY
 from vllm_omni.engine.ar_checks import refuse_fatal
 from vllm_omni.engine.ar_speech import SETTINGS_KEY, SpeechPrompter, check_audio
+from vllm_omni.engine.grammar_bounds import check_grammar
 from vllm_omni.errors import BadRequestError, ConfigError
 from vllm_omni.inputs.prompt import OmniPrompt
 
@@ -122,6 +123,8 @@ class PromptProcessor:
                 f"sampling params of a text stage are SamplingParams, not {type(params).__name__}",
                 field="sampling_params",
             )
+        if params.structured_outputs is not None:
+            check_grammar(params.structured_outputs)
         for key in (TARGETS_KEY, REMAINING_KEY):
             if key in (params.extra_args or {}):
                 raise BadRequestError(f"{key} is not a client's to set", field="extra_args")

@@ -1,0 +1,73 @@
+"""Grammars that would keep the compiler busy are refused by a look at them."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from vllm.sampling_params import StructuredOutputsParams
+
+from vllm_omni.engine.grammar_bounds import check_grammar
+from vllm_omni.errors import BadRequestError
+
+
+def nested(depth: int) -> dict[str, Any]:
+    schema: dict[str, Any] = {"type": "string"}
+    for _ in range(depth):
+        schema = {"type": "object", "properties": {"a": schema}}
+    return schema
+
+
+def texts(num: int, length: int) -> dict[str, Any]:
+    return {"properties": {f"p{i}": {"type": "string", "maxLength": length} for i in range(num)}}
+
+
+USUAL: list[dict[str, Any]] = [
+    {"json": {"type": "object", "properties": {"name": {"type": "string", "maxLength": 500}}}},
+    {"json": json.dumps(texts(8, 500))},
+    {"json": nested(20)},
+    {"json": texts(200, 5)},
+    {"json": {"enum": [f"value {i}" for i in range(3000)]}},
+    {"json": {"type": "array", "maxItems": 100_000, "items": {"type": "integer"}}},
+    {"json": "no JSON at all"},
+    {"json_object": True},
+    {"regex": r"\d{4}-\d{2}-\d{2}T[a-z]{1,300}"},
+    {"regex": "|".join(f"word{i}" for i in range(400))},
+    {"choice": ["yes", "no"]},
+    {"grammar": 'root ::= "a" [a-z]{1,50}'},
+    {"structural_tag": '{"type": "structural_tag"}'},
+]
+BOMBS: list[dict[str, Any]] = [
+    {"json": texts(100, 10_000)},
+    {"json": json.dumps(texts(100, 10_000))},
+    {"json": {"anyOf": [{"type": "string", "minLength": 900}] * 50}},
+    {"json": {"properties": {f"p{i}": {"type": "string"} for i in range(2000)}}},
+    {"json": nested(60)},
+    {"json": "[" * 200_000},
+    {"json": {"enum": list(range(20_000))}},
+    {"json": {"const": "x" * 100_000}},
+    {"json": {"type": "string", "pattern": "(a{1,1000}b{1,1000}){1,1000}" * 20}},
+    {"json": {"type": "string", "pattern": "a" * 5000}},
+    {"regex": "(.{1,999999999999999999999}x)" * 20},
+    {"regex": "a" * 5000},
+    {"regex": ".?" * 2040},
+    {"choice": ["x"] * 100_000},
+    {"choice": ["x" * 100_000]},
+    {"grammar": 'root ::= "a"\n' * 10_000},
+    {"grammar": "root ::= " + "[a-z]{1,900} " * 50},
+    {"structural_tag": json.dumps({"format": texts(100, 10_000)})},
+    {"json_object": True, "whitespace_pattern": "[ ]{1,900}" * 50},
+]
+
+
+@pytest.mark.parametrize("wanted", USUAL, ids=lambda wanted: str(wanted)[:40])
+def test_usual_grammars_pass(wanted: dict[str, Any]) -> None:
+    check_grammar(StructuredOutputsParams(**wanted))
+
+
+@pytest.mark.parametrize("wanted", BOMBS, ids=lambda wanted: str(wanted)[:40])
+def test_bombs_are_refused(wanted: dict[str, Any]) -> None:
+    with pytest.raises(BadRequestError, match=r"too long to compile|too deep") as caught:
+        check_grammar(StructuredOutputsParams(**wanted))
+    assert caught.value.field == "structured_outputs"
