@@ -8,8 +8,20 @@ from __future__ import annotations
 import logging
 import os
 from pathlib import Path
+from typing import Final
 
 from vllm_omni.errors import ConfigError
+
+CPU_KV_CACHE: Final = "VLLM_CPU_KVCACHE_SPACE"
+
+
+SEGMENT_PREFIX: Final = "VLLM_OMNI_SEGMENT_PREFIX"
+
+
+def segment_prefix() -> str:
+    """`VLLM_OMNI_SEGMENT_PREFIX`: how the names of a replica's shared memory begin. Set by the
+    server for the processes of a replica with several ranks, so that it can clean up after them."""
+    return os.environ.get(SEGMENT_PREFIX, "")
 
 
 def deploy_dir() -> Path | None:
@@ -22,6 +34,17 @@ def deploy_dir() -> Path | None:
     if not path.is_dir():
         raise ConfigError(f"{name} must be a folder, got {raw!r}")
     return path
+
+
+def cpu_kv_cache_bytes() -> int | None:
+    """`VLLM_CPU_KVCACHE_SPACE`, vLLM's: GiB for the KV cache of each replica on CPU, where neither
+    a deploy YAML nor a command line says otherwise."""
+    raw = os.environ.get(CPU_KV_CACHE)
+    if not raw:
+        return None
+    if not raw.isdecimal() or int(raw) < 1:
+        raise ConfigError(f"{CPU_KV_CACHE} must be a whole number of GiB above 0, got {raw!r}")
+    return int(raw) << 30
 
 
 def admin_api_key() -> str | None:

@@ -54,6 +54,23 @@ def test_each_layer_wins_over_the_one_before_and_says_so(model_dir: Path):
         assert config.provenance[key] == source
 
 
+def test_the_variable_for_kv_caches_is_a_layer_like_any_other(
+    model_dir: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setenv("VLLM_CPU_KVCACHE_SPACE", "2")
+    key = "engine_args.kv_cache_memory_bytes"
+    config = resolved(model_dir, stage_overrides=["mind.kv_cache_memory_bytes=1000000"])
+
+    assert stage(config, "ears").deploy.engine_args["kv_cache_memory_bytes"] == 2 << 30
+    assert config.provenance[f"stages.ears.{key}"] == "VLLM_CPU_KVCACHE_SPACE"
+    assert stage(config, "mind").deploy.engine_args["kv_cache_memory_bytes"] == 1_000_000
+    assert config.provenance[f"stages.mind.{key}"] == "--stage mind.kv_cache_memory_bytes"
+    for wrong in ("much", "0", "-1", "1.5"):
+        monkeypatch.setenv("VLLM_CPU_KVCACHE_SPACE", wrong)
+        with refused("VLLM_CPU_KVCACHE_SPACE must be a whole number of GiB"):
+            resolved(model_dir)
+
+
 def test_an_engine_option_reaches_all_autoregressive_stages(model_dir: Path):
     config = resolved(model_dir, engine_options={"dtype": "float32", "seed": 7})
     for name in ("ears", "mind"):

@@ -17,7 +17,7 @@ DEFAULT_BUDGET: Final[Mapping[str, float]] = {"cpu": 0.5, "cuda": 0.9}
 _WEIGHTS: Final = {StageKind.AUTOREGRESSIVE: 4, StageKind.DIFFUSION: 4, StageKind.ONE_SHOT: 1}
 """How they divide it: a KV cache and a denoiser take more than a vocoder."""
 _PARALLEL_SIZES: Final = ("tensor_parallel_size", "pipeline_parallel_size")
-_KV_BYTES: Final = "kv_cache_memory_bytes"
+KV_BYTES: Final = "kv_cache_memory_bytes"
 _UTILIZATION: Final = "gpu_memory_utilization"
 _LEAST_SHARE: Final = 0.01
 _ROUNDING: Final = 1e-6
@@ -161,13 +161,13 @@ def _devices_of(stage: ResolvedStage) -> list[str]:
 def _needs_fraction(stage: ResolvedStage, device: str) -> bool:
     """Whether the stage would take what it likes. vLLM does on any device, ours only on a GPU."""
     if stage.config.kind is StageKind.AUTOREGRESSIVE:
-        return stage.deploy.engine_args.get(_KV_BYTES) is None
+        return stage.deploy.engine_args.get(KV_BYTES) is None
     return device != "cpu"
 
 
 def _fixed_share(stage: ResolvedStage, memory_bytes: int | None) -> float:
     """What a stage with a KV cache of fixed size takes of a device, by that cache alone."""
-    kv_bytes = stage.deploy.engine_args.get(_KV_BYTES)
+    kv_bytes = stage.deploy.engine_args.get(KV_BYTES)
     return kv_bytes / memory_bytes if isinstance(kv_bytes, int) and memory_bytes else 0.0
 
 

@@ -18,7 +18,7 @@ from vllm_omni.config.deploy import ResolvedConfig, ResolvedStage, ServerLimits,
 from vllm_omni.config.detect import check_weights, detect, locate, stage_dir
 from vllm_omni.config.engine_options import engine_argument_types, stages_meant_by
 from vllm_omni.config.pipeline import PipelineConfig, StageKind
-from vllm_omni.config.placement import place
+from vllm_omni.config.placement import KV_BYTES, place
 from vllm_omni.config.registry import known_pipelines, load_pipeline
 from vllm_omni.config.schema import ENGINE_ARGS, LIMITS, STAGES, Schema, field_types, limit_flag
 from vllm_omni.config.settings import Setting
@@ -72,6 +72,8 @@ def resolve(
     platform = platform or current_platform()
     merge = _Merge(pipeline)
     merge.add(_family_settings(pipeline), by_family=True)
+    if platform.device_type == "cpu":
+        merge.add(_environment_settings(pipeline))
     merge.add(_deploy_settings(model_type, deploy_config, platform.device_type), once=True)
     merge.add(_server_settings(pipeline, engine_options or {}, _python_name))
     merge.add(_server_settings(pipeline, cli or {}, _flag_name))
@@ -107,6 +109,14 @@ def _family_settings(pipeline: PipelineConfig) -> Iterator[Setting]:
     for stage in pipeline.stages:
         for name, value in stage.engine_defaults.items():
             yield Setting((STAGES, stage.name, name), value, f"model ({pipeline.model_type})")
+
+
+def _environment_settings(pipeline: PipelineConfig) -> Iterator[Setting]:
+    """vLLM lets this variable win over every flag; here it is the weakest word of the operator."""
+    kv_bytes = envs.cpu_kv_cache_bytes()
+    for stage in pipeline.stages:
+        if kv_bytes is not None and stage.kind is StageKind.AUTOREGRESSIVE:
+            yield Setting((STAGES, stage.name, KV_BYTES), kv_bytes, envs.CPU_KV_CACHE)
 
 
 def _deploy_settings(

@@ -18,6 +18,7 @@ from vllm.config import VllmConfig
 from vllm.engine.arg_utils import AsyncEngineArgs
 from vllm.usage.usage_lib import UsageContext
 
+from vllm_omni import envs
 from vllm_omni.engine.replica_spec import ReplicaSpec
 from vllm_omni.errors import ConfigError
 from vllm_omni.worker.executor import STAGE_EXECUTOR
@@ -54,7 +55,7 @@ def engine_arguments(spec: ReplicaSpec) -> dict[str, Any]:
     if spec.devices[0] == "cpu":
         arguments["enforce_eager"] = True
         if not any(name in spec.engine_args for name in _MEMORY_ARGS):
-            arguments["kv_cache_memory_bytes"] = CPU_KV_CACHE_BYTES
+            arguments["kv_cache_memory_bytes"] = envs.cpu_kv_cache_bytes() or CPU_KV_CACHE_BYTES
     return arguments | dict(spec.engine_args)
 
 
@@ -87,6 +88,8 @@ def _contained_environment() -> Iterator[Mapping[str, str]]:
     written: dict[str, str] = {}
     with _ENVIRON_LOCK:
         before = dict(os.environ)
+        # It is read where settings are merged; vLLM would let it win over all of them.
+        kv_space = os.environ.pop(envs.CPU_KV_CACHE, None)
         try:
             yield written
         finally:
@@ -97,3 +100,5 @@ def _contained_environment() -> Iterator[Mapping[str, str]]:
                     os.environ[name] = before[name]
                 else:
                     del os.environ[name]
+            if kv_space is not None:
+                os.environ[envs.CPU_KV_CACHE] = kv_space
