@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterable
+from typing import Any
 
 import pytest
 from vllm.sampling_params import RequestOutputKind, SamplingParams
@@ -104,6 +105,26 @@ def test_a_list_of_params_is_one_for_each_stage() -> None:
             assert isinstance(request.params, SamplingParams)
             assert request.params.max_tokens == 5
         assert [request.params for request in clients[2].added] == [voice, voice]
+
+
+@pytest.mark.parametrize(
+    ("wrong", "field"),
+    [
+        ({"sampling_params_list": 5}, "sampling_params_list"),
+        ({"sampling_params_list": "abc"}, "sampling_params_list"),
+        ({"sampling_params_list": {"thinker": None}}, "sampling_params_list"),
+        ({"output_modalities": 5}, "output_modalities"),
+        ({"output_modalities": "audio"}, "output_modalities"),
+        ({"task": "sing"}, "task"),
+    ],
+)
+def test_an_argument_of_a_wrong_type_is_named(wrong: dict[str, Any], field: str) -> None:
+    omni, clients = spoken()
+    with omni:
+        with pytest.raises(BadRequestError, match=field) as caught:
+            omni.generate(["p"], use_tqdm=False, **wrong)
+        assert caught.value.field == field
+        assert not clients[1].added
 
 
 def test_only_what_is_wanted_runs() -> None:

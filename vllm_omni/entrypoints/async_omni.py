@@ -156,7 +156,8 @@ class AsyncOmni(RequestStreams, EngineMethods, EngineClient):
             deadline_s: seconds from now; None: the server's `request_timeout_s`.
 
         Raises:
-            OmniError: on the first iteration or later; its class says which status it is.
+            OmniError: on the first iteration or later, at once for an argument of a wrong type;
+                its class says which status it is.
         """
         given = {
             "prompt_text": prompt_text,

@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import math
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Collection, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import TypeAlias, cast
@@ -57,6 +57,24 @@ class Wish:
     """Nobody reads text while it is written."""
     options: dict[str, object] = field(default_factory=dict)
     """vLLM's per-request options."""
+
+    def __post_init__(self) -> None:
+        """Raises BadRequestError for what could not even be looked through."""
+        per_stage, wanted = self.sampling_params_list, self.output_modalities
+        if per_stage is not None and not isinstance(per_stage, list | tuple):
+            raise BadRequestError(
+                "sampling_params_list is a list with one entry for each stage, not "
+                f"{type(per_stage).__name__}",
+                field="sampling_params_list",
+            )
+        is_list = isinstance(wanted, Collection) and not isinstance(wanted, str)
+        if wanted is not None and not is_list:
+            raise BadRequestError(
+                f"output_modalities is a list of names, not {type(wanted).__name__}",
+                field="output_modalities",
+            )
+        if not isinstance(self.task, Task):
+            raise BadRequestError(f"task is a Task, not {self.task!r}", field="task")
 
     @property
     def num_choices(self) -> int:

