@@ -17,7 +17,7 @@ from tests.fakes import eventually
 from vllm_omni.config.deploy import ServerLimits
 from vllm_omni.entrypoints.openai.admission import GENERATING
 from vllm_omni.entrypoints.openai.errors import without_paths
-from vllm_omni.entrypoints.openai.vllm_routes import ABSENT, TEXT_ONLY, num_answers
+from vllm_omni.entrypoints.openai.vllm_routes import ABSENT, TEXT_ONLY, named_in, num_answers
 
 WITHOUT_STAGES: Final = frozenset(
     {
@@ -164,6 +164,59 @@ async def test_errors_of_vllm_s_handlers_have_names_as_codes(
     error = response.json()["error"]
     assert (error["code"], error["param"]) == ("model_not_found", "model")
     assert len(response.content) == int(response.headers["content-length"])
+
+
+WRONG_VALUES: Final[list[tuple[dict[str, Any], str]]] = [
+    ({"n": 0}, "n"),
+    ({"temperature": -1}, "temperature"),
+    ({"top_p": 2}, "top_p"),
+    ({"top_k": -5}, "top_k"),
+    ({"min_p": 2}, "min_p"),
+    ({"presence_penalty": 3}, "presence_penalty"),
+    ({"frequency_penalty": -3}, "frequency_penalty"),
+    ({"repetition_penalty": 0}, "repetition_penalty"),
+    ({"min_tokens": -1}, "min_tokens"),
+    ({"min_tokens": 9, "max_tokens": 5}, "min_tokens"),
+    ({"max_tokens": 0}, "max_tokens"),
+    ({"stop": [""]}, "stop"),
+    ({"bad_words": [""]}, "bad_words"),
+    ({"seed": 2**70}, "seed"),
+    ({"prompt_logprobs": -2}, "prompt_logprobs"),
+    ({"structured_outputs": {}}, "structured_outputs"),
+    ({"structured_outputs": {"regex": "a", "choice": ["a"]}}, "structured_outputs"),
+    ({"stream_options": {"include_usage": True}}, "stream_options"),
+]
+
+
+@pytest.mark.parametrize(("fields", "param"), WRONG_VALUES, ids=str)
+@pytest.mark.parametrize("url", ["/v1/chat/completions", "/v1/completions"])
+async def test_a_value_out_of_range_names_its_field(
+    rig: Rig, url: str, fields: dict[str, Any], param: str
+) -> None:
+    response = await rig.http.post(url, json={**(BODIES.get(url) or say()), **fields})
+
+    assert response.status_code == 400, response.text
+    error = response.json()["error"]
+    assert error["param"].split(".")[0] == param, error
+    assert error["code"] == "invalid_request"
+
+
+@pytest.mark.parametrize(
+    ("message", "field"),
+    [
+        ("top_k must be 0, got -5", "top_k"),
+        ("Chat template is passed with request", "chat_template"),
+        ("min_tokens must be at most max_tokens=5", "min_tokens"),
+        ("This model's prompt is too long", None),
+        ("an n-th thing", "n"),
+        ("nothing of it", None),
+    ],
+)
+async def test_the_field_is_the_one_that_a_message_names_first(
+    message: str, field: str | None
+) -> None:
+    fields = ["model", "prompt", "n", "max_tokens", "min_tokens", "top_k", "chat_template"]
+    assert named_in(message, fields) == field
 
 
 async def test_an_error_of_the_other_api_keeps_its_shape(rig: Rig) -> None:

@@ -7,6 +7,9 @@ our error codes. Their handlers stay as they are; this stands around them.
 from __future__ import annotations
 
 import json
+import re
+from collections.abc import Iterable
+from http import HTTPStatus
 from typing import Any, Final
 
 import msgspec
@@ -16,8 +19,12 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from vllm_omni.entrypoints.openai.admission import read_body, replaying
 from vllm_omni.entrypoints.openai.chat.protocol import OMNI_FIELDS
 from vllm_omni.entrypoints.openai.engine_client import OmniEngineClient
-from vllm_omni.entrypoints.openai.errors import RETRY_AFTER_S, describe, without_paths
-from vllm_omni.entrypoints.openai.errors import code_of_status as code_of
+from vllm_omni.entrypoints.openai.errors import (
+    RETRY_AFTER_S,
+    code_of_status,
+    describe,
+    without_paths,
+)
 from vllm_omni.errors import BadRequestError, OmniError
 
 TEXT_ONLY: Final = frozenset(
@@ -38,6 +45,12 @@ TEXT_ONLY: Final = frozenset(
 """Routes whose answers are text only, and which ignore fields that they do not know."""
 ABSENT: Final = frozenset({"/scale_elastic_ep", "/is_scaling_elastic_ep"})
 """Routes of vLLM that nothing here stands behind."""
+_ORDINARY_WORDS: Final = frozenset(
+    {"audio", "input", "messages", "model", "prompt", "store", "stream", "text", "user"}
+)
+"""Names of fields that messages use as words."""
+_MAX_LOOKED_AT: Final = 16_384
+"""Bytes of a body in which a field is looked for that an error names without saying so."""
 _SEVERAL: Final = ("messages", "prompt", "items", "questions")
 """Fields that may ask for several answers at once."""
 
@@ -63,7 +76,8 @@ class VllmRoutesMiddleware:
                 await describe(exc).response()(scope, receive, send)
                 return
             receive = replaying(body, receive)
-        await self._app(scope, receive, _ErrorShape(send))
+        kept = _Kept(receive)
+        await self._app(scope, kept, _ErrorShape(send, kept))
 
     def _check(self, body: bytes) -> None:
         """Raises BadRequestError for what would be ignored or could never be run.
@@ -100,11 +114,35 @@ def num_answers(fields: dict[str, Any]) -> tuple[int, str]:
     return num, field
 
 
-class _ErrorShape:
-    """A `send` that holds an error answer back until it is whole, and rewrites vLLM's."""
+class _Kept:
+    """A `receive` that remembers the body, if it came in one piece."""
 
-    def __init__(self, send: Send) -> None:
+    def __init__(self, receive: Receive) -> None:
+        self._receive = receive
+        self._body = b""
+
+    async def __call__(self) -> Message:
+        message = await self._receive()
+        if message["type"] == "http.request":
+            self._body = b"" if message.get("more_body", False) else message.get("body", b"")
+        return message
+
+    def fields(self) -> Iterable[str]:
+        """Names of the request's fields, of a body that is quickly looked through."""
+        if len(self._body) > _MAX_LOOKED_AT:
+            return ()
+        try:
+            return msgspec.json.decode(self._body, type=dict[str, msgspec.Raw])
+        except (msgspec.DecodeError, UnicodeDecodeError):
+            return ()
+
+
+class _ErrorShape:
+    """A `send` that holds an error answer back until it is whole, and completes vLLM's."""
+
+    def __init__(self, send: Send, kept: _Kept) -> None:
         self._send = send
+        self._kept = kept
         self._start: Message | None = None
         self._parts: list[bytes] = []
 
@@ -119,17 +157,34 @@ class _ErrorShape:
         if message.get("more_body", False):
             return
         start, self._start = self._start, None
-        body = _rewritten(b"".join(self._parts), start["status"])
+        body = self._completed(b"".join(self._parts), start["status"])
         headers = MutableHeaders(raw=list(start["headers"]))
         headers["content-length"] = str(len(body))
-        if start["status"] == 503:
+        if start["status"] == HTTPStatus.SERVICE_UNAVAILABLE:
             headers.setdefault("retry-after", str(RETRY_AFTER_S))
         await self._send({**start, "headers": headers.raw})
         await self._send({"type": "http.response.body", "body": body, "more_body": False})
 
+    def _completed(self, body: bytes, status: int) -> bytes:
+        """An error in our shape. One of another API keeps its own, but for the server's paths."""
+        try:
+            answer = json.loads(body)
+        except ValueError:
+            return body
+        error = answer.get("error") if isinstance(answer, dict) else None
+        if not isinstance(error, dict) or not isinstance(error.get("message"), str):
+            return body
+        if not isinstance(error.get("code"), str):
+            error["message"] = without_paths(error["message"])
+        if isinstance(error.get("code"), int):
+            error["code"] = code_of_status(status, error.get("param"))
+        if "param" in error and error["param"] is None and status == HTTPStatus.BAD_REQUEST:
+            error["param"] = named_in(error["message"], self._kept.fields())
+        return json.dumps(answer).encode()
+
 
 def _is_json_error(message: Message) -> bool:
-    if message["status"] < 400:
+    if message["status"] < HTTPStatus.BAD_REQUEST:
         return False
     return any(
         name.lower() == b"content-type" and value.startswith(b"application/json")
@@ -137,20 +192,14 @@ def _is_json_error(message: Message) -> bool:
     )
 
 
-def _rewritten(body: bytes, status: int) -> bytes:
-    """An error in our shape; one that is in it already, or in another API's, keeps its own."""
-    try:
-        answer = json.loads(body)
-    except ValueError:
-        return body
-    error = answer.get("error") if isinstance(answer, dict) else None
-    if not isinstance(error, dict) or isinstance(error.get("code"), str):
-        return body
-    if isinstance(error.get("message"), str):
-        error["message"] = without_paths(error["message"])
-    if isinstance(error.get("code"), int):
-        error["code"] = code_of(status, error.get("param"))
-    return json.dumps(answer).encode()
+def named_in(message: str, fields: Iterable[str]) -> str | None:
+    """The field that a message names first, as it is written or with spaces."""
+    found: list[tuple[int, int, str]] = []
+    for name in set(fields) - _ORDINARY_WORDS:
+        pattern = rf"(?<!\w){re.escape(name).replace('_', '[_ ]')}(?!\w)"
+        if match := re.search(pattern, message, re.IGNORECASE):
+            found.append((match.start(), -len(name), name))
+    return min(found)[2] if found else None
 
 
 def _path(scope: Scope) -> str:
