@@ -6,11 +6,12 @@ import signal
 import stat
 import subprocess
 import sys
+from multiprocessing import resource_tracker, shared_memory
 from pathlib import Path
 
 import pytest
 
-from vllm_omni.distributed.run_directory import RunDirectory
+from vllm_omni.distributed.run_directory import SHARED_MEMORY, RunDirectory
 from vllm_omni.errors import ConfigError
 
 
@@ -43,6 +44,44 @@ def test_what_a_killed_process_left_is_removed_at_the_next_start(tmp_path: Path)
 
     assert [path.name[:6] for path in base.iterdir()] == ["new-0-"]
     directory.remove()
+
+
+def test_shared_memory_goes_with_its_folder_and_with_no_other(tmp_path: Path) -> None:
+    base = tmp_path / "base"
+    first, second = RunDirectory.create("a/0", base), RunDirectory.create("b/0", base)
+    segments = [
+        shared_memory.SharedMemory(f"{one.segment_prefix}queue", create=True, size=64)
+        for one in (first, second)
+    ]
+    names = [segment.name for segment in segments]
+    first.remove()
+    left = [(SHARED_MEMORY / name).exists() for name in names]
+    second.remove()
+    left += [(SHARED_MEMORY / name).exists() for name in names]
+    for segment in segments:
+        segment.close()
+        resource_tracker.unregister(f"/{segment.name}", "shared_memory")
+
+    assert left == [False, True, False, False]
+
+
+def test_shared_memory_of_a_killed_process_is_removed_at_the_next_start(tmp_path: Path) -> None:
+    base = tmp_path / "base"
+    code = (
+        "import os, signal; from pathlib import Path;"
+        "from vllm_omni.distributed.run_directory import RunDirectory;"
+        f"d = RunDirectory.create('old/0', Path({str(base)!r}));"
+        "(d.path / 'vllm_dist_abc').touch();"
+        "names = [d.segment_prefix + '0123', f'sem.{d.segment_prefix}lock', 'vllm_dist_abc-0'];"
+        "[Path('/dev/shm', name).write_bytes(b'0') for name in names];"
+        "print(*names, flush=True); os.kill(os.getpid(), signal.SIGKILL)"
+    )
+    killed = subprocess.run([sys.executable, "-c", code], check=False, stdout=subprocess.PIPE)
+    segments = [SHARED_MEMORY / name for name in killed.stdout.decode().split()]
+    assert [segment.exists() for segment in segments] == [True] * 3
+    RunDirectory.create("new/0", base).remove()
+
+    assert [segment.exists() for segment in segments] == [False] * 3
 
 
 def test_folders_of_living_owners_stay(tmp_path: Path) -> None:

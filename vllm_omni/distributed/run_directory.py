@@ -1,4 +1,5 @@
 """A private folder for the sockets of one replica, removed at exit or, stale, at the next start.
+Segments of shared memory whose names begin with its `segment_prefix` go with it.
 
     <temporary folder>/vllm-omni-<uid>/<name>-<random>/    mode 0700, locked while its owner lives
 
@@ -10,6 +11,7 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import glob
 import logging
 import os
 import shutil
@@ -27,6 +29,7 @@ _OWNER_FILE = "owner"
 _MAX_SOCKET_PATH = 107
 """Longest path of a Unix socket on Linux."""
 _LONGEST_SOCKET_NAME = 16
+SHARED_MEMORY: Final = Path("/dev/shm")
 
 
 _live: Final[set[RunDirectory]] = set()
@@ -66,12 +69,17 @@ class RunDirectory:
         assert len(name) <= _LONGEST_SOCKET_NAME, f"socket name {name!r} is too long"
         return f"ipc://{self.path / name}"
 
+    @property
+    def segment_prefix(self) -> str:
+        """How the names of shared memory begin that goes with this folder."""
+        return _segment_prefix(self.path)
+
     def remove(self) -> None:
         """Remove the folder and what is in it. Repeatable."""
         if self._lock_fd < 0:
             return
         _live.discard(self)
-        shutil.rmtree(self.path, ignore_errors=True)
+        _remove(self.path)
         os.close(self._lock_fd)
         self._lock_fd = -1
 
@@ -80,6 +88,25 @@ def remove_run_directories() -> None:
     """Remove every folder of this process, which is about to end in a hurry."""
     for directory in list(_live):
         directory.remove()
+
+
+def _segment_prefix(path: Path) -> str:
+    return f"vllm-omni-{path.name.rpartition('-')[2]}-"
+
+
+def _remove(path: Path) -> None:
+    """Remove a folder and the shared memory of those who worked in it.
+
+    That of a lock is called `sem.` and its name. vLLM's ranks on CPU name theirs like the file in
+    which they met.
+    """
+    prefix = _segment_prefix(path)
+    prefixes = [prefix, f"sem.{prefix}", *(f"{met.name}-" for met in path.glob("vllm_dist_*"))]
+    shutil.rmtree(path, ignore_errors=True)
+    for one in prefixes:
+        for segment in SHARED_MEMORY.glob(f"{glob.escape(one)}*"):
+            with contextlib.suppress(OSError):
+                segment.unlink()
 
 
 def _check_base(base: Path) -> None:
@@ -114,7 +141,7 @@ def _remove_stale(base: Path) -> None:
             continue  # alive
         else:
             logger.info("removing %s, left behind by a killed process", path)
-            shutil.rmtree(path, ignore_errors=True)
+            _remove(path)
         finally:
             if fd >= 0:
                 os.close(fd)

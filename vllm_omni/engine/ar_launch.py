@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+import getpass
 import logging
+import os
+import tempfile
 import time
 from collections.abc import Mapping
 from contextlib import AsyncExitStack
+from pathlib import Path
 from typing import Any, Final
 
 import msgspec
@@ -34,6 +38,7 @@ from vllm_omni.engine.core_client import CoreClient
 from vllm_omni.engine.messages import StageRequest
 from vllm_omni.engine.process_shell import ReplicaProcess
 from vllm_omni.engine.replica_spec import ReplicaSpec
+from vllm_omni.envs import SEGMENT_PREFIX
 from vllm_omni.errors import StageStartError
 from vllm_omni.inputs.prompt import AudioInput, OmniPrompt
 from vllm_omni.platforms import platform_of
@@ -59,6 +64,7 @@ async def start_ar_replica(spec: ReplicaSpec) -> ArClient:
     async with AsyncExitStack() as stack:
         folder = RunDirectory.create(spec.incarnation_name)
         stack.callback(folder.remove)
+        spec = dataclasses.replace(spec, env=_own_places(spec, folder) | env)
         listeners = _listeners(folder)
         with _Handshake(folder, listeners.addresses) as handshake:
             process = _spawn(spec, vllm_config, handshake.address, folder)
@@ -74,6 +80,22 @@ async def start_ar_replica(spec: ReplicaSpec) -> ArClient:
         client.resources = stack.pop_all()
     logger.info("stage %s ready in %.1f s", spec.name, time.monotonic() - began)
     return client
+
+
+def _own_places(spec: ReplicaSpec, folder: RunDirectory) -> dict[str, str]:
+    """Where a replica leaves what a SIGKILL would leave there for ever: it goes with its folder.
+
+    What is worth keeping for the next incarnation stays where it was.
+    """
+    common = Path(tempfile.gettempdir())
+    env = {
+        "TMPDIR": str(folder.path),
+        "VLLM_RPC_BASE_PATH": str(common),  # a socket's path must be short
+        "TORCHINDUCTOR_CACHE_DIR": str(common / f"torchinductor_{getpass.getuser()}"),
+    }
+    if len(spec.devices) > 1:
+        env[SEGMENT_PREFIX] = folder.segment_prefix
+    return env | {name: os.environ[name] for name in env if name in os.environ and name != "TMPDIR"}
 
 
 async def _all_ready(

@@ -7,6 +7,7 @@ from typing import Final
 
 EVERYWHERE: Final = (
     "vllm_omni.vllm_compat.onednn_isa",
+    "vllm_omni.vllm_compat.segment_names",
     "vllm_omni.vllm_compat.torchvision_ops",
 )
 """Modules with a repeatable, cheap `install()`."""
