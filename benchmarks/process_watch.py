@@ -89,6 +89,11 @@ def rss_slope(samples: Sequence[Sample]) -> float:
     return statistics.linear_regression(places, [sample.rss_bytes for sample in samples]).slope
 
 
+def later_half(samples: Sequence[Sample]) -> Sequence[Sample]:
+    """What came after the warm-up: a process that grows here grows for ever."""
+    return samples[len(samples) // 2 :]
+
+
 def file_growth(samples: Sequence[Sample]) -> int:
     """Open files at the end beyond those at the beginning: the least of three each time, since
     what is under way has files too."""

@@ -33,6 +33,7 @@ from benchmarks.load_client import SENTENCE, LoadClient, Outcome, connected, hea
 from benchmarks.process_watch import (
     ProcessWatch,
     file_growth,
+    later_half,
     named_processes,
     rss_slope,
 )
@@ -197,7 +198,12 @@ def report(
         "abort_rss_bytes": {name: round(rss_slope(s)) for name, s in while_aborting.items()},
         "abort_file_growth": {name: file_growth(s) for name, s in while_aborting.items()},
         "abort_shm_growth_bytes": aborts.shared_growth_bytes(),
+        "rss_bytes": {name: s[-1].rss_bytes for name, s in while_mixed.items()},
         "rss_bytes_per_minute": {name: round(60 * rss_slope(s)) for name, s in while_mixed.items()},
+        "rss_bytes_per_minute_later": {
+            name: round(60 * rss_slope(later_half(s))) for name, s in while_mixed.items()
+        },
+        "open_files": {name: s[-1].num_files for name, s in while_mixed.items()},
         "file_growth": {name: file_growth(s) for name, s in while_mixed.items()},
         "shm_growth_bytes": minutes.shared_growth_bytes(),
     }
@@ -238,7 +244,7 @@ async def run(server: Server, arguments: argparse.Namespace) -> dict[str, object
 def show(figures: dict[str, object]) -> None:
     for name, value in figures.items():
         text = ", ".join(f"{k} {v}" for k, v in value.items()) if isinstance(value, dict) else value
-        print(f"{name.replace('_', ' '):<24}{text}")
+        print(f"{name.replace('_', ' '):<28}{text}")
 
 
 def parse() -> argparse.Namespace:
