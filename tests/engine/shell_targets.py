@@ -44,6 +44,12 @@ def fail(shell: ChildShell, /) -> None:
     raise ValueError("weights are\n  missing")
 
 
+def say_and_stay(shell: ChildShell, /) -> None:
+    shell.failed(RuntimeError("the device is gone"))
+    shell.failed(RuntimeError("and so am I"))
+    serve(shell)
+
+
 def hang(shell: ChildShell, /) -> None:
     shell.progress("reading weights")
     signal.pause()

@@ -10,10 +10,11 @@ from vllm.tokenizers import TokenizerLike, get_tokenizer
 from vllm.v1.engine import EngineCoreOutput, EngineCoreOutputs, EngineCoreRequest, FinishReason
 
 from tests.tiny_models import make_tiny_llama
+from vllm_omni.core.step_faults import encode_reason
 from vllm_omni.engine import ar_outputs
 from vllm_omni.engine.ar_outputs import ArOutputs, Processed
 from vllm_omni.engine.ar_prompts import PreparedPrompt
-from vllm_omni.engine.messages import StreamTarget
+from vllm_omni.engine.messages import StageFailure, StreamTarget
 
 TARGET = StreamTarget("ipc:///voice", "s")
 
@@ -143,6 +144,20 @@ def test_an_error_of_the_core_fails_the_request_and_stops_its_other_parts(
     assert output.failure is not None
     assert (output.failure.code, output.text) == ("request_failed", None)
     assert sent[1].request_id in result.abort
+
+
+def test_an_error_that_the_core_has_told_reaches_the_client_in_its_words(
+    outputs: ArOutputs,
+) -> None:
+    _, (sent,) = outputs.add("r", [prepared()], ())
+    reason = encode_reason(MemoryError("no more"), "thinker")
+    broken = EngineCoreOutput(
+        sent.request_id, [], finish_reason=FinishReason.ERROR, stop_reason=reason
+    )
+
+    assert step(outputs, broken).outputs[0].failure == StageFailure(
+        "out_of_memory", "stage thinker has no memory for this request: no more"
+    )
 
 
 def test_a_grammar_that_the_core_cannot_compile_is_the_client_s_mistake(

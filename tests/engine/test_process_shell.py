@@ -107,6 +107,16 @@ async def test_an_interrupt_from_the_terminal_is_left_to_the_parent() -> None:
         assert (await exit_of(process)).return_code == 0
 
 
+async def test_what_a_process_says_of_its_failure_is_heard_before_its_end() -> None:
+    process = ReplicaProcess.spawn(shell_targets.say_and_stay, spec(), {})
+    try:
+        with pytest.raises(StageStartError, match="RuntimeError: the device is gone"):
+            await process.wait_ready()
+        assert process.own_error() == "RuntimeError: the device is gone"
+    finally:
+        await process.stop(0.0)
+
+
 async def test_a_failing_loader_reports_its_own_error_on_one_line() -> None:
     text = await start_error(shell_targets.fail)
 

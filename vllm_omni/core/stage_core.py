@@ -134,10 +134,10 @@ class StageCore(EngineCoreProc):
         }
 
     def _num_runnable(self) -> int:
-        """Requests, or a command, that the loop could go on with now.
+        """Requests that the loop could go on with now.
 
-        None while a command is carried out, which has a time-out of its own: nothing is expected
-        of the loop before that.
+        No request while a command is carried out: it has a time-out of its own, and counts itself
+        when it has taken longer than that.
         """
         began_s = self._command_began_s
         if began_s is not None:

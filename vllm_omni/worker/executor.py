@@ -25,7 +25,10 @@ class StageExecutor(UniProcExecutor):
     def execute_model(  # type: ignore[override]
         self, scheduler_output: SchedulerOutput, non_block: bool = False
     ) -> ModelRunnerOutput | Future[ModelRunnerOutput | None] | None:
-        """As vLLM's, but an error waits in the future for whoever asks for the step's result."""
+        """As vLLM's, but without a second batch under way an error waits in the future for whoever
+        asks for the step's result: there the core knows whose step it was."""
+        if self.vllm_config.max_concurrent_batches > 1:
+            return super().execute_model(scheduler_output, non_block)  # type: ignore[no-any-return]
         return self.collective_rpc(  # type: ignore[no-any-return]
             "execute_model", args=(scheduler_output,), non_block=non_block, single_value=True
         )
