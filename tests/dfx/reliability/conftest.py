@@ -16,7 +16,9 @@ import pytest
 from benchmarks.served import serve
 from tests.dfx.reliability.faulty_family import write_model, write_plugin
 from tests.dfx.reliability.harness import (
+    BACKOFF_S,
     FIGURES,
+    STALL_S,
     Rig,
     ServerUnderTest,
     attached,
@@ -36,9 +38,9 @@ _SMALL_SHM: Final = (
 )
 _EACH_STAGE: Final = (
     "max_restarts=1000",
-    "restart_backoff_s=0.5",
-    "max_restart_backoff_s=0.5",
-    "stall_timeout_s=5",
+    f"restart_backoff_s={BACKOFF_S:g}",
+    f"max_restart_backoff_s={BACKOFF_S:g}",
+    f"stall_timeout_s={STALL_S:g}",
 )
 
 
@@ -54,7 +56,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerUnderTest
     with serve(
         model,
         folder / "server.log",
-        _arguments(),
+        arguments(),
         env={"PYTHONPATH": os.pathsep.join([str(plugin), str(_ROOT)])},
         inside=inside,
         timeout_s=900.0,
@@ -72,7 +74,8 @@ async def rig(server: ServerUnderTest) -> AsyncIterator[Rig]:
         yield rig
 
 
-def _arguments() -> list[str]:
+def arguments() -> list[str]:
+    """Of the server under test."""
     words = ["--request-timeout", f"{DEADLINE_S:g}", "--max-speech-chars", "20000"]
     settings = ["thinker.num_replicas=2", "voice.num_replicas=2"]
     for stage in ("asr", "thinker", "voice"):

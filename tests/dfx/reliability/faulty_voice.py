@@ -24,6 +24,16 @@ class _State:
 class FaultyVoice(PiperVoice):
     """See `OneShotModel`."""
 
+    _is_broken = False
+
+    def self_test(self) -> None:
+        self._check()
+        super().self_test()
+
+    def _check(self) -> None:
+        if self._is_broken:
+            raise RuntimeError("broken by the test")
+
     def start(self, prompt: object, params: object) -> tuple[object, list[object]]:
         speaking, pieces = super().start(prompt, params)
         seed = params.seed if isinstance(params, SpeechParams) else None
@@ -31,7 +41,10 @@ class FaultyVoice(PiperVoice):
 
     def forward(self, batch: Sequence[Work]) -> Sequence[AudioChunk | BaseException | None]:
         states = [work.state for work in batch if isinstance(work.state, _State)]
-        _obey(states)
+        self._check()
+        if _obey(states):
+            self._is_broken = True
+            self._check()
         works = [
             Work(state.speaking, work.item, is_last=work.is_last)
             for state, work in zip(states, batch, strict=True)
@@ -46,8 +59,11 @@ class FaultyVoice(PiperVoice):
         super().finish(state.speaking)
 
 
-def _obey(states: Sequence[_State]) -> None:
-    """Do what the orders of a batch say. Several paces are one: they share the device."""
+def _obey(states: Sequence[_State]) -> bool:
+    """Do what the orders of a batch say; whether the model is broken from now on.
+
+    Several paces are one: they share the device.
+    """
     pause_ms = 0
     for state in states:
         order = state.order
@@ -56,8 +72,11 @@ def _obey(states: Sequence[_State]) -> None:
         if order.fault is Fault.PACE or (order.fault is Fault.HANG and state.num_pieces == 1):
             pause_ms = max(pause_ms, order.value)
         elif state.num_pieces == order.value:
+            if order.fault is Fault.BREAK:
+                return True
             _fail(order.fault)
     time.sleep(pause_ms / 1000)
+    return False
 
 
 def _fail(fault: Fault) -> None:
@@ -68,3 +87,5 @@ def _fail(fault: Fault) -> None:
             raise MemoryError("ordered by the test")
         case Fault.CUT_SOCKETS:
             cut_sockets()
+        case Fault.CUT_ALL:
+            cut_sockets(only_data=False)

@@ -1,12 +1,12 @@
-"""vLLM's worker on CPU, with orders: what happens in one step of an autoregressive stage."""
+"""vLLM's worker, with orders: what happens in one step of an autoregressive stage."""
 
 from __future__ import annotations
 
 import time
 from typing import Any
 
+from vllm.platforms import current_platform
 from vllm.v1.core.sched.output import SchedulerOutput
-from vllm.v1.worker.cpu_worker import CPUWorker
 
 from tests.dfx.reliability.cut_sockets import cut_sockets
 from tests.dfx.reliability.orders import Fault, Order, order_in
@@ -14,8 +14,13 @@ from vllm_omni.core.token_streams import TokenStreams, targets_of
 from vllm_omni.distributed.omni_connectors import wire
 from vllm_omni.distributed.omni_connectors.sender import ZmqSender
 
+if current_platform.is_cpu():
+    from vllm.v1.worker.cpu_worker import CPUWorker as Worker
+else:
+    from vllm.v1.worker.gpu_worker import Worker
 
-class FaultyWorker(CPUWorker):
+
+class FaultyWorker(Worker):  # type: ignore[misc,valid-type]
     """Obeys the orders of the requests in each step, before the step."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
@@ -72,6 +77,8 @@ class FaultyWorker(CPUWorker):
                 raise MemoryError("ordered by the test")
             case Fault.CUT_SOCKETS if is_first:
                 cut_sockets()
+            case Fault.CUT_ALL if is_first:
+                cut_sockets(only_data=False)
             case Fault.BREAK:
                 self._is_broken = True
                 self._check()

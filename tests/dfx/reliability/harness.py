@@ -24,8 +24,12 @@ from tests.dfx.reliability.processes import replica_pids, send
 
 NOTICED_S: Final = 0.5
 """From a death to the error at the client and to 503."""
-RECOVERY_S: Final = 90.0
-"""Bound on a restart of a tiny stage, for machines that do other things too."""
+RECOVERY_S: Final = float(os.environ.get("VLLM_OMNI_RELIABILITY_RECOVERY_S", "90"))
+"""Bound on the wait for a restart: what ends a test whose replica never comes."""
+BACKOFF_S: Final = float(os.environ.get("VLLM_OMNI_RELIABILITY_BACKOFF_S", "0.5"))
+"""`restart_backoff_s` of every stage."""
+STALL_S: Final = float(os.environ.get("VLLM_OMNI_RELIABILITY_STALL_S", "5"))
+"""`stall_timeout_s` of every stage."""
 
 FIGURES: Final[list[tuple[str, str]]] = []
 """What was measured, for the summary at the end."""
@@ -138,6 +142,17 @@ class Rig:
     async def until_whole(self) -> float:
         """Wait until every replica serves (again); how long it took."""
         return await until(self.is_whole, RECOVERY_S, "every replica serves")
+
+    async def assert_back_in_time(self, stage: str, killed_s: float, late: Lateness) -> None:
+        """Wait until every replica serves: within the back-off and what the start itself took."""
+        await self.until_whole()
+        took_s = time.monotonic() - killed_s
+        start_s = max((await self.figure("replica_start_seconds", stage=stage)).values())
+        note(
+            f"SIGKILL of {stage}: every replica serves after",
+            f"{took_s:.1f} s (back-off {BACKOFF_S:g} s, its start {start_s:.1f} s)",
+        )
+        assert took_s < BACKOFF_S + start_s + 2 * NOTICED_S + late.allowance_s
 
 
 @asynccontextmanager

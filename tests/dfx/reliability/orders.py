@@ -33,6 +33,8 @@ class Fault(enum.IntEnum):
     """At this step the connections to other replicas are shut down."""
     BREAK = 7
     """From this step on every step of the replica raises, whoever is in it."""
+    CUT_ALL = 8
+    """At this step every connection of the replica is shut down, that to its server too."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,14 +6,11 @@ import time
 
 import pytest
 
-from tests.dfx.reliability.harness import Rig, assert_ended_in_time, note, under_way
+from tests.dfx.reliability.harness import STALL_S, Rig, assert_ended_in_time, note, under_way
 from tests.dfx.reliability.processes import ended
 from tests.dfx.reliability.requests import STAGES, ask, finish, streaming
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300, func_only=True)]
-
-STALL_S = 5.0
-"""`stall_timeout_s` of every stage."""
 
 
 @pytest.mark.parametrize("stage", STAGES)
