@@ -175,6 +175,8 @@ class _Merge:
         """Add a layer. `once`: a field may be set only one time in it, under whatever name."""
         seen: dict[tuple[str, ...], Setting] = {}
         for setting in settings:
+            if self._schema.is_empty_stage(setting):
+                continue
             field = self._schema.field(setting, by_family=by_family)
             value = self._schema.value(setting, field)
             if field.inside:

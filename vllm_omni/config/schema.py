@@ -78,6 +78,18 @@ class Schema:
             return self._stage_field(setting, rest, by_family)
         raise self._unknown(setting, 0, (LIMITS, STAGES))
 
+    def is_empty_stage(self, setting: Setting) -> bool:
+        """Whether a stage is named and nothing of it is set.
+
+        Raises:
+            ConfigError: there is no such stage.
+        """
+        if setting.value is not None or setting.key[0] != STAGES or len(setting.key) != 2:
+            return False
+        if setting.key[1] not in self._stages:
+            raise self._unknown(setting, 1, self._stages)
+        return True
+
     def value(self, setting: Setting, field: Field) -> object:
         """The setting's value, converted and in range.
 

@@ -7,6 +7,7 @@ from typing import Any, Final
 
 import pytest
 import pytest_asyncio
+from pydantic import BaseModel
 from vllm.entrypoints.openai.completion.protocol import CompletionRequest
 
 from tests.entrypoints.openai.http_rig import (
@@ -18,6 +19,7 @@ from tests.entrypoints.openai.http_rig import (
     serving,
     wav_base64,
 )
+from vllm_omni.entrypoints.openai import serving as serving_module
 from vllm_omni.entrypoints.openai.chat.protocol import OmniChatRequest
 from vllm_omni.entrypoints.openai.speech.protocol import SpeechRequest
 
@@ -119,3 +121,47 @@ async def test_bodies_that_are_no_object(rig: Rig, url: str) -> None:
         response = await rig.http.post(url, content=raw, headers=headers)
         assert response.status_code == 400, (raw[:20], response.text)
         assert isinstance(response.json()["error"]["code"], str)
+
+
+MANY: Final = b",".join(b'"k%d":1' % i for i in range(3_000_000))
+
+
+@pytest.mark.parametrize(
+    ("url", "start"),
+    [
+        ("/v1/chat/completions", b'{"messages":[{"role":"user","content":"hi"}],'),
+        ("/v1/completions", b'{"prompt":"hi",'),
+        ("/v1/audio/speech", b'{"input":"Hello.",'),
+        ("/v1/responses", b'{"model":"tiny","input":"hi",'),
+        ("/tokenize", b'{"prompt":"hi",'),
+        ("/v1/systemone", b'{"state":"hi","questions":{},'),
+    ],
+)
+@pytest.mark.parametrize("form", ["fields", "a few more", "inside", "list"])
+async def test_millions_of_values_reach_no_validator(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch, url: str, start: bytes, form: str
+) -> None:
+    validated: list[object] = []
+
+    def validate(*args: object, **kwargs: object) -> None:
+        validated.append(args)
+
+    monkeypatch.setattr(serving_module, "parse_model", validate)
+    monkeypatch.setattr(BaseModel, "model_validate", validate)
+    body = {
+        "fields": start + MANY + b"}",
+        "a few more": start + MANY[: MANY.index(b',"k2000"')] + b"}",
+        "inside": start + b'"x":{' + MANY + b"}}",
+        "list": start + b'"x":[' + b"[]," * 3_000_000 + b"1]}",
+    }[form]
+    response = await rig.http.post(url, content=body, headers={"content-type": "application/json"})
+
+    assert response.status_code == 400
+    assert "values" in response.text or "fields" in response.text
+    assert not validated
+
+
+async def test_a_prompt_of_many_token_ids_is_no_flood(rig: Rig) -> None:
+    response = await rig.http.post("/v1/completions", json={"prompt": [5] * 200_000})
+
+    assert "values" not in response.text

@@ -13,7 +13,7 @@ from http import HTTPStatus
 from typing import Any, Final
 
 import msgspec
-from starlette.datastructures import MutableHeaders
+from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from vllm_omni.entrypoints.openai.admission import read_body, replaying
@@ -25,6 +25,7 @@ from vllm_omni.entrypoints.openai.errors import (
     describe,
     without_paths,
 )
+from vllm_omni.entrypoints.openai.responses import decode_json
 from vllm_omni.errors import BadRequestError, OmniError
 
 TEXT_ONLY: Final = frozenset(
@@ -45,6 +46,10 @@ TEXT_ONLY: Final = frozenset(
 """Routes whose answers are text only, and which ignore fields that they do not know."""
 ABSENT: Final = frozenset({"/scale_elastic_ep", "/is_scaling_elastic_ep"})
 """Routes of vLLM that nothing here stands behind."""
+_CHECKS_ITSELF: Final = frozenset(
+    {"/v1/audio/speech", "/v1/audio/transcriptions", "/v1/chat/completions"}
+)
+"""Routes of ours that read their bodies by the same rules."""
 _ORDINARY_WORDS: Final = frozenset(
     {"audio", "input", "messages", "model", "prompt", "store", "stream", "text", "user"}
 )
@@ -66,12 +71,13 @@ class VllmRoutesMiddleware:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        if _path(scope) in TEXT_ONLY and scope["method"] == "POST":
+        path = _path(scope)
+        if scope["method"] == "POST" and path not in _CHECKS_ITSELF and _is_json(scope):
             body = await read_body(receive)
             if body is None:
                 return
             try:
-                self._check(body)
+                self._check(body, is_text_only=path in TEXT_ONLY)
             except OmniError as exc:
                 await describe(exc).response()(scope, receive, send)
                 return
@@ -79,16 +85,12 @@ class VllmRoutesMiddleware:
         kept = _Kept(receive)
         await self._app(scope, kept, _ErrorShape(send, kept))
 
-    def _check(self, body: bytes) -> None:
-        """Raises BadRequestError for what would be ignored or could never be run.
-
-        What is no JSON object is the route's to refuse.
-        """
-        try:
-            fields = msgspec.json.decode(body)
-        except (msgspec.DecodeError, RecursionError, UnicodeDecodeError):
+    def _check(self, body: bytes, *, is_text_only: bool) -> None:
+        """Raises BadRequestError for what would block, be ignored or could never be run."""
+        if not body:
             return
-        if not isinstance(fields, dict):
+        fields = decode_json(body)
+        if not is_text_only or not isinstance(fields, dict):
             return
         for name in OMNI_FIELDS:
             if fields.get(name) not in (None, ["text"]):
@@ -200,6 +202,11 @@ def named_in(message: str, fields: Iterable[str]) -> str | None:
         if match := re.search(pattern, message, re.IGNORECASE):
             found.append((match.start(), -len(name), name))
     return min(found)[2] if found else None
+
+
+def _is_json(scope: Scope) -> bool:
+    kind = Headers(scope=scope).get("content-type", "application/json")
+    return kind.partition(";")[0].strip().lower() == "application/json"
 
 
 def _path(scope: Scope) -> str:
