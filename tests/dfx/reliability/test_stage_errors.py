@@ -52,18 +52,24 @@ async def test_a_model_that_raises_for_everybody_is_a_death_with_its_own_error(
     rig.server.needs_orders()
     bystanders = [other for other in STAGES if other != stage]
     async with streaming(rig, bystanders, size=150) as streams:
-        failed = await ask(rig.client, stage, Fault.BREAK, 3)
-        while failed.code == "request_failed":  # a few failures are taken for those of requests
-            failed = await ask(rig.client, stage, size=3)
+        outcomes = [await ask(rig.client, stage, Fault.BREAK, 3)]
+        # The voice takes a few failures for those of requests before it tests its model.
+        while "RuntimeError: broken by the test" not in await last_errors(rig, stage):
+            assert len(outcomes) < 20, outcomes
+            outcomes.append(await ask(rig.client, stage, size=3))
         others = await finish(streams)
 
-    assert failed.succeeded or failed.code == "replica_died", failed
+    known = {"", "request_failed", "replica_died", "stage_unavailable"}
+    assert {one.code for one in outcomes} <= known, [str(one) for one in outcomes]
     assert all(other.succeeded for other in others), [str(other) for other in others]
     await rig.until_whole()
-    _, health = await rig.health()
-    errors = [str(one["last_error"]) for one in health["replicas"][stage]]
-    assert any("RuntimeError: broken by the test" in error for error in errors), errors
     assert (await ask(rig.client, stage, size=3)).succeeded
+
+
+async def last_errors(rig: Rig, stage: str) -> str:
+    """What the replicas of a stage died of the last time."""
+    _, health = await rig.health()
+    return " ".join(str(one["last_error"]) for one in health["replicas"][stage])
 
 
 @pytest.mark.parametrize("stage", ["thinker", "voice"])
