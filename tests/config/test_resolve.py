@@ -71,6 +71,44 @@ def test_the_variable_for_kv_caches_is_a_layer_like_any_other(
             resolved(model_dir)
 
 
+_ALIASES = "\n".join(
+    f"{name}: &{name} [{', '.join([f'*{before}'] * 10)}]"
+    for before, name in zip("abcdefgh", "bcdefghi", strict=True)
+)
+
+
+@pytest.mark.parametrize(
+    ("text", "match"),
+    [
+        ("stages:\n  mnd: {}\n", "unknown setting 'stages.mnd'; did you mean 'mind'"),
+        ("stages:\n  mnd:\n", "unknown setting 'stages.mnd'"),
+        ("stages:\0", "not YAML: unacceptable character"),
+        ("a: &a [x, x]\n" + _ALIASES, "more than 50000 values, aliases included"),
+        ("limits: &a\n  x: *a\n", "nested too deep"),
+        ("[" * 20_000, "nested too deep"),
+        ("? [a]\n: 5\n", "a name must be a word"),
+        ("limits:\n  max_in_flight: 2020-99-99\n", "not YAML|whole number"),
+        ("#" + "x" * 2_000_000, "more than a deploy YAML may have"),
+    ],
+)
+def test_a_file_that_is_no_deploy_yaml_is_refused_on_one_line(
+    model_dir: Path, text: str, match: str
+):
+    with refused(match):
+        resolved(model_dir, text)
+
+
+def test_a_stage_that_is_named_may_be_left_as_it_is(model_dir: Path):
+    config = resolved(model_dir, "\ufeffstages:\n  mind:\n  ears: {}\nlimits:\n")
+    assert config.provenance.keys() == resolved(model_dir).provenance.keys()
+
+
+@pytest.mark.parametrize("name", ["", "nothing.yaml", "/dev/null", "a\0b", "a" * 5000])
+def test_what_is_no_file_is_refused(model_dir: Path, name: str):
+    with refused("cannot be read"):
+        resolved(model_dir, deploy_config=model_dir / name)
+
+
 def test_an_engine_option_reaches_all_autoregressive_stages(model_dir: Path):
     config = resolved(model_dir, engine_options={"dtype": "float32", "seed": 7})
     for name in ("ears", "mind"):

@@ -239,3 +239,37 @@ async def test_a_signal_while_stages_start_ends_the_server(
     await asyncio.wait_for(serving, 5)
 
     assert ended.is_set()
+
+
+async def raw_answer(port: int, *pieces: bytes) -> bytes:
+    """What the server says to these bytes before it closes."""
+    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    try:
+        for piece in pieces:
+            writer.write(piece)
+            await writer.drain()
+        return await asyncio.wait_for(reader.read(), 10)
+    except ConnectionError:
+        return b"closed"
+    finally:
+        writer.close()
+
+
+@pytest.mark.parametrize("form", ["one long", "one long in pieces", "many"])
+async def test_headers_are_bounded(
+    args: Namespace, text_parts: TextParts, monkeypatch: pytest.MonkeyPatch, form: str
+) -> None:
+    args.h11_max_incomplete_event_size, args.h11_max_header_count = 100_000, 20
+    start = b"GET /health HTTP/1.1\r\nHost: x\r\nConnection: close\r\n"
+    pieces = {
+        "one long": [start + b"X: " + b"a" * 2_000_000],
+        "one long in pieces": [start + b"X: ", *[b"a" * 10_000] * 100],
+        "many": [start + b"".join(b"X-%d: a\r\n" % i for i in range(30)) + b"\r\n"],
+    }[form]
+    fits = [start + b"X: " + b"a" * 50_000 + b"\r\n", b"Y: a\r\n" * 10 + b"\r\n"]
+    async with served(args, text_parts, monkeypatch):
+        refused = await raw_answer(args.port, *pieces)
+        taken = await raw_answer(args.port, *fits)
+
+    assert refused == b"closed" or refused.startswith(b"HTTP/1.1 400")
+    assert taken.startswith(b"HTTP/1.1 200")

@@ -17,6 +17,7 @@ from vllm.entrypoints.launchers.utils.server_utils import get_uvicorn_log_config
 from vllm.entrypoints.launchers.utils.ssl import SSLCertRefresher
 
 from vllm_omni.entrypoints.openai.draining import Drain, DrainMiddleware
+from vllm_omni.entrypoints.openai.http_protocol import BoundedHttpProtocol
 from vllm_omni.entrypoints.openai.stop_signals import StopSignals
 
 logger = logging.getLogger(__name__)
@@ -43,7 +44,6 @@ async def serve_app(
     app.add_middleware(DrainMiddleware, drain=drain)
     config = uvicorn.Config(app, timeout_graceful_shutdown=_FLUSH_S, **_uvicorn_options(args))
     config.h11_max_incomplete_event_size = args.h11_max_incomplete_event_size
-    # Read by vLLM's version of the protocol class only.
     vars(config)["h11_max_header_count"] = args.h11_max_header_count
     config.load()
     server = NoSignalServer(config)
@@ -101,6 +101,7 @@ def _uvicorn_options(args: Namespace) -> dict[str, Any]:
     options: dict[str, Any] = {
         "host": args.host,
         "port": args.port,
+        "http": BoundedHttpProtocol,
         "log_level": args.uvicorn_log_level,
         "access_log": not args.disable_uvicorn_access_log,
         "timeout_keep_alive": envs.VLLM_HTTP_TIMEOUT_KEEP_ALIVE,
