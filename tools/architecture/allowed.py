@@ -39,12 +39,6 @@ BROAD_EXCEPTS: Final[dict[str, str]] = {
     "vllm_omni/core/stage_core.py:StageCore.add_request": (
         "a request's boundary: outside it is the end of the core"
     ),
-    "vllm_omni/core/stage_core.py:StageCore.log_error_detail": (
-        "a step's boundary: it becomes the failure of one of its requests"
-    ),
-    "vllm_omni/core/stage_core.py:StageCore._recover": (
-        "raised again with what came before it, as the death of the core"
-    ),
     "vllm_omni/core/stage_core.py:StageCore._or_die": (
         "a thread's boundary: it becomes the death of the core"
     ),

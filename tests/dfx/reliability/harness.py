@@ -143,13 +143,13 @@ class Rig:
         """Wait until every replica serves (again); how long it took."""
         return await until(self.is_whole, RECOVERY_S, "every replica serves")
 
-    async def assert_back_in_time(self, stage: str, killed_s: float, late: Lateness) -> None:
+    async def assert_back_in_time(self, replica: str, killed_s: float, late: Lateness) -> None:
         """Wait until every replica serves: within the back-off and what the start itself took."""
         await self.until_whole()
         took_s = time.monotonic() - killed_s
-        start_s = max((await self.figure("replica_start_seconds", stage=stage)).values())
+        start_s = (await self.figure("replica_start_seconds"))[replica]
         note(
-            f"SIGKILL of {stage}: every replica serves after",
+            f"SIGKILL of {replica}: every replica serves after",
             f"{took_s:.1f} s (back-off {BACKOFF_S:g} s, its start {start_s:.1f} s)",
         )
         assert took_s < BACKOFF_S + start_s + 2 * NOTICED_S + late.allowance_s
@@ -212,6 +212,9 @@ class Lateness:
     def allowance_s(self) -> float:
         """What to add to a bound."""
         return self._WAKE_UPS * self.worst_s
+
+    def __str__(self) -> str:
+        return f" (this process up to {self.worst_s * 1000:.0f} ms late)"
 
     def __enter__(self) -> Lateness:
         self._plan()
