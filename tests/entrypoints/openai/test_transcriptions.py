@@ -127,7 +127,15 @@ async def test_the_official_client_reads_it(rig: Rig) -> None:
         (RECORDING, {"response_format": "papyrus"}, "response_format"),
         (RECORDING, {"temperature": "warm"}, "temperature"),
         (RECORDING, {"model": "nope"}, "model"),
-        (RECORDING, {"language": "klingon"}, None),
+        (RECORDING, {"language": "klingon"}, "language"),
+        (RECORDING, {"top_k": "-7"}, "top_k"),
+        (RECORDING, {"repetition_penalty": "0"}, "repetition_penalty"),
+        (RECORDING, {"max_completion_tokens": "0"}, "max_completion_tokens"),
+        (RECORDING, {"n": "3"}, "n"),
+        (RECORDING, {"modalities": "audio"}, "modalities"),
+        (RECORDING, {"chunking_strategy": "auto"}, "chunking_strategy"),
+        (RECORDING, {"timestamp_granularities": "word"}, "timestamp_granularities"),
+        (RECORDING, {"timestamp_granularities[]": "letter"}, "timestamp_granularities[0]"),
         (RECORDING, {"response_format": "srt"}, "response_format"),
         (RECORDING, {"response_format": "vtt", "stream": "true"}, "stream"),
     ],
@@ -148,8 +156,17 @@ async def test_a_form_without_a_file_is_refused(rig: Rig) -> None:
     for data in ({}, {"file": "not an upload"}):
         response = await rig.http.post(URL, data={"model": "tiny", **data})
         assert response.status_code == 400, response.text
-        assert "file" in response.json()["error"]["message"]
+        assert response.json()["error"]["param"] == "file"
         assert response.json()["error"]["code"] == "invalid_request"
+
+
+async def test_a_second_file_is_not_ignored(rig: Rig) -> None:
+    files = [("file", ("a.wav", RECORDING)), ("file", ("b.wav", RECORDING))]
+    response = await rig.http.post(URL, files=files)
+
+    assert response.status_code == 400
+    assert response.json()["error"]["param"] == "file"
+    assert not rig.asr.added
 
 
 @pytest.mark.parametrize("stream", ["false", "true"])

@@ -198,7 +198,11 @@ def _describe_validation(exc: RequestValidationError | ValidationError) -> HttpE
         return describe(cause)
     if isinstance(cause, VLLMValidationError):
         return describe_vllm(create_error_response(cause))
-    loc = tuple(part for i, part in enumerate(first["loc"]) if (i, part) != (0, "body"))
+    loc = tuple(
+        part.removesuffix("[]") if isinstance(part, str) else part  # a form's way to say list
+        for i, part in enumerate(first["loc"])
+        if (i, part) != (0, "body")
+    )
     param = field_path(clean_loc_for_param(loc)) if loc else None
     message = str(first["msg"])[:_MAX_MESSAGE_CHARS]
     if param:

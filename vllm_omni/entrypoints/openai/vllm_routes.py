@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from http import HTTPStatus
 from typing import Any, Final
 
@@ -26,6 +26,7 @@ from vllm_omni.entrypoints.openai.errors import (
     without_paths,
 )
 from vllm_omni.entrypoints.openai.responses import decode_json
+from vllm_omni.entrypoints.openai.transcriptions.protocol import FORM_FIELDS
 from vllm_omni.errors import BadRequestError, OmniError
 
 TEXT_ONLY: Final = frozenset(
@@ -54,6 +55,9 @@ _ORDINARY_WORDS: Final = frozenset(
     {"audio", "input", "messages", "model", "prompt", "store", "stream", "text", "user"}
 )
 """Names of fields that messages use as words."""
+_OLD_NAME: Final = "max_tokens"
+_NEW_NAME: Final = "max_completion_tokens"
+"""vLLM names the first where a request has the second."""
 _MAX_LOOKED_AT: Final = 16_384
 """Bytes of a body in which a field is looked for that an error names without saying so."""
 _SEVERAL: Final = ("messages", "prompt", "items", "questions")
@@ -82,7 +86,7 @@ class VllmRoutesMiddleware:
                 await describe(exc).response()(scope, receive, send)
                 return
             receive = replaying(body, receive)
-        kept = _Kept(receive)
+        kept = _Kept(receive, is_form=not _is_json(scope))
         await self._app(scope, kept, _ErrorShape(send, kept))
 
     def _check(self, body: bytes, *, is_text_only: bool) -> None:
@@ -119,8 +123,9 @@ def num_answers(fields: dict[str, Any]) -> tuple[int, str]:
 class _Kept:
     """A `receive` that remembers the body, if it came in one piece."""
 
-    def __init__(self, receive: Receive) -> None:
+    def __init__(self, receive: Receive, *, is_form: bool) -> None:
         self._receive = receive
+        self._is_form = is_form
         self._body = b""
 
     async def __call__(self) -> Message:
@@ -129,8 +134,10 @@ class _Kept:
             self._body = b"" if message.get("more_body", False) else message.get("body", b"")
         return message
 
-    def fields(self) -> Iterable[str]:
+    def fields(self) -> Collection[str]:
         """Names of the request's fields, of a body that is quickly looked through."""
+        if self._is_form:
+            return FORM_FIELDS
         if len(self._body) > _MAX_LOOKED_AT:
             return ()
         try:
@@ -182,6 +189,8 @@ class _ErrorShape:
             error["code"] = code_of_status(status, error.get("param"))
         if "param" in error and error["param"] is None and status == HTTPStatus.BAD_REQUEST:
             error["param"] = named_in(error["message"], self._kept.fields())
+        if error.get("param") == _OLD_NAME and _OLD_NAME not in (fields := self._kept.fields()):
+            error["param"] = _NEW_NAME if _NEW_NAME in fields else _OLD_NAME
         return json.dumps(answer).encode()
 
 

@@ -15,6 +15,7 @@ from vllm_omni.entrypoints.openai.responses import (
     counted,
     until_disconnect,
 )
+from vllm_omni.entrypoints.openai.transcriptions.protocol import check_form, check_request
 from vllm_omni.entrypoints.openai.transcriptions.serving import OmniServingTranscription
 from vllm_omni.entrypoints.openai.transcriptions.subtitles import to_srt, to_vtt
 from vllm_omni.errors import BadRequestError
@@ -32,6 +33,8 @@ async def create_transcription(
     serving: OmniServingTranscription | None = raw_request.app.state.openai_serving_transcription
     if serving is None:
         raise BadRequestError("this model does not transcribe", field="model")
+    check_form(await raw_request.form())
+    check_request(request)
     data = await _read(request.file, serving.limits.max_bytes)
     wanted = request.response_format
     if wanted in _SUBTITLES:
