@@ -106,6 +106,13 @@ class PipelineConfig:
     turns into text. Refused inside the client's own text."""
     voices: str | None = None
     """`module:function` from model folder to voice names; None: the pipeline does not speak."""
+    variant: str | None = None
+    """`module:function` from model folder to the pipeline that this checkpoint has, for a family
+    whose checkpoints differ in their stages; None: all have the same."""
+    absent: Mapping[Modality, str] = field(default_factory=dict)
+    """Why this checkpoint does not write a modality that others of its family do."""
+    deploy_name: str = ""
+    """Name of the shipped deploy YAMLs; empty: `model_type`."""
 
     def __post_init__(self) -> None:
         names = [stage.name for stage in self.stages]
@@ -132,6 +139,14 @@ class PipelineConfig:
                 return i
         raise KeyError(name)
 
+    def does_not_write(self, name: str) -> UnsupportedModalityError:
+        """The refusal of a modality of answers that no stage emits."""
+        known = ", ".join(sorted({stage.emits for stage in self.stages if stage.emits}))
+        reason = next((f": {why}" for what, why in self.absent.items() if what == name), "")
+        return UnsupportedModalityError(
+            f"this model does not write {name!r}{reason}; it writes {known}", field="modalities"
+        )
+
 
 @functools.lru_cache(maxsize=1024)
 def plan_route(
@@ -157,11 +172,7 @@ def plan_route(
     for modality in sorted(outputs):
         path = _path_to(pipeline, main, modality)
         if path is None:
-            known = sorted({s.emits for s in pipeline.stages if s.emits})
-            raise UnsupportedModalityError(
-                f"this model does not write {modality}; it writes {', '.join(known)}",
-                field="modalities",
-            )
+            raise pipeline.does_not_write(modality)
         used |= set(path)
         emitting.add(path[-1])
     stages = tuple(sorted(used))
