@@ -133,7 +133,7 @@ class TokenStreams:
             self.finish([output.request_id], output.finish_reason)
 
     def _send(self, streams: Sequence[str], payload: StepPayload) -> None:
-        buffer = memoryview(np.ascontiguousarray(payload.data)).cast("B") if streams else b""
+        buffer = np.ascontiguousarray(payload.data).data.cast("B") if streams else b""
         for stream in streams:
             self._sender.push(stream, buffer, payload.meta)
 

@@ -41,7 +41,7 @@ class StageRunnerMixin:
         self._codes: torch.Tensor | None = None
         self._num_sent: dict[str, int] = {}
         """Positions whose rows have left, by request that conditions others."""
-        super().__init__(vllm_config, *args, **kwargs)
+        super().__init__(vllm_config, *args, **kwargs)  # type: ignore[call-arg]
 
     def load_model(self, *args: Any, **kwargs: Any) -> None:
         super().load_model(*args, **kwargs)  # type: ignore[misc]

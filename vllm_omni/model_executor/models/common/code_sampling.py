@@ -1,4 +1,4 @@
-"""Sampling of codes beside vLLM's sampler: a batch of requests, each greedy or with its own seed."""
+"""Sampling of codes beside vLLM's sampler: a batch, each request greedy or with its own seed."""
 
 from __future__ import annotations
 
