@@ -53,7 +53,7 @@ class CountingBridge:
             return Conditioning(steps=[Rows("text", np.zeros(1))])
         self._has_begun = True
         rows = [Rows("text", np.zeros(3))]
-        return Conditioning(prompt=ConditionedPrompt(base=rows, conditions=rows, token_id=7))
+        return Conditioning(prompt=ConditionedPrompt(base=rows, conditions=rows, token_ids=[7] * 3))
 
     def end(self, end: StreamEnd) -> Conditioning:
         return Conditioning(is_last=self._has_begun, is_empty=not self._has_begun)

@@ -114,7 +114,7 @@ class ConditionedCore(StageCore):
             message = f"its input has {len(prompt)} positions, the stage's limit is {max_model_len}"
             self._fail(request.request_id, request.client_index, message)
             return
-        sized = _with_prompt(request, [prompt.token_id] * len(prompt))
+        sized = _with_prompt(request, list(prompt.token_ids))
         self._fed.replace(sized)
         try:
             super().admit(sized)

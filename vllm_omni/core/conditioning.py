@@ -58,8 +58,8 @@ class ConditionedPrompt:
     base: Sequence[Rows]
     conditions: Sequence[Rows]
     """As many positions as `base`, in sum."""
-    token_id: int
-    """Stands for every position where the engine wants a token: one that is never sampled."""
+    token_ids: Sequence[int]
+    """What the engine takes for the prompt: as many. Penalties look at them, nothing else does."""
     positions: npt.NDArray[np.int64] | None = None
     """Rotary positions `[3, tokens]`; None: 0, 1, 2, ..."""
 

@@ -162,8 +162,8 @@ class PromptProcessor:
         }
         if own.max_tokens is None:
             own.max_tokens = self.model_config.max_model_len - 1
-        eos_token_id = self.model_config.hf_text_config.eos_token_id
-        own.update_from_generation_config({}, eos_token_id)
+        eos_token_ids = self.model_config.hf_text_config.eos_token_id
+        own.update_from_generation_config({"eos_token_id": eos_token_ids})
         own.detokenize = False
         request = EngineCoreRequest(
             request_id=request_id,

@@ -2,22 +2,20 @@
 
 from __future__ import annotations
 
-import asyncio
 import itertools
 from collections.abc import AsyncIterator, Sequence
 from contextlib import ExitStack, asynccontextmanager
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 from vllm.sampling_params import SamplingParams
 
 from tests.ar_replicas import Requests, greedy, replica
+from tests.parity.speech_ends import Heard
 from vllm_omni.core.token_streams import encode_tokens
-from vllm_omni.distributed.omni_connectors.base import Frame
 from vllm_omni.distributed.omni_connectors.factory import Connector, open_connector
 from vllm_omni.distributed.run_directory import RunDirectory
-from vllm_omni.engine.messages import StreamSource, StreamTarget
+from vllm_omni.engine.messages import StreamSource
 
 FAMILY = "vllm_omni.model_executor.models.qwen3_omni"
 BRIDGE = f"{FAMILY}.bridges:TalkerConditioning"
@@ -27,43 +25,6 @@ ENGINE_ARGS: dict[str, object] = {
     "block_size": 32,
     "kv_cache_memory_bytes": 32 << 20,
 }
-WAIT_S = 60.0
-
-
-class Heard:
-    """The codes that one request sends to its vocoder."""
-
-    def __init__(self, connector: Connector, stream: str) -> None:
-        self.target = StreamTarget(connector.address, stream)
-        self.codes: list[list[int]] = []
-        self.end: str | None = None
-        self.error = ""
-        self._loop = asyncio.get_running_loop()
-        self._changed = asyncio.Event()
-        connector.receiver.subscribe(stream, self._take)
-
-    def _take(self, frame: Frame) -> None:
-        rows = np.frombuffer(frame.payload, "<i4").reshape(-1, frame.meta.get("groups", 1)).tolist()
-        end, error = frame.end, frame.error
-        frame.release()
-        self._loop.call_soon_threadsafe(self._put, rows, end, error)
-
-    def _put(self, rows: list[list[int]], end: str | None, error: str) -> None:
-        self.codes += rows if end is None else []
-        self.end, self.error = end, error
-        self._changed.set()
-
-    async def frames(self, num: int) -> list[list[int]]:
-        """The codes once there are at least so many frames, or the stream has ended."""
-        async with asyncio.timeout(WAIT_S):
-            while len(self.codes) < num and self.end is None:
-                self._changed.clear()
-                await self._changed.wait()
-        return self.codes
-
-    async def all(self) -> list[list[int]]:
-        """All codes of a stream that ends."""
-        return await self.frames(1 << 30)
 
 
 class Thinker:

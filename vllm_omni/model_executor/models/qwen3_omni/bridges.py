@@ -122,7 +122,7 @@ class TalkerConditioning:
         return ConditionedPrompt(
             base=[Rows(NONE, np.empty(num_silent)), Rows(CODEC, np.array(codes))],
             conditions=[*self._user_rows(turns), Rows(TEXT, np.array(head))],
-            token_id=config.codec_pad_id,
+            token_ids=[config.codec_pad_id] * (turns.num_user + len(head)),  # never sampled
             positions=positions,
         )
 
