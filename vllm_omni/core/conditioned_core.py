@@ -43,10 +43,13 @@ class ConditionedCore(StageCore):
         self.input_queue.put_nowait((EngineCoreRequestType.WAKEUP, None))
 
     def admit(self, request: Request, request_wave: int = 0) -> None:
-        if sources_of(request.sampling_params):
-            self._fed.park(request)
-        else:
+        if not sources_of(request.sampling_params):
             super().admit(request, request_wave)
+            return
+        try:
+            self._fed.park(request)
+        except ValueError as error:  # a bridge that cannot serve this request says so
+            self._fail(request.request_id, request.client_index, str(error))
 
     def abort_requests(self, request_ids: list[str]) -> None:
         self._fed.drop(request_ids)

@@ -102,7 +102,9 @@ class Talker:
 
 
 @asynccontextmanager
-async def talker(model_dir: Path, **engine_args: object) -> AsyncIterator[Talker]:
+async def talker(
+    model_dir: Path, max_batch_size: int = 8, **engine_args: object
+) -> AsyncIterator[Talker]:
     with ExitStack() as stack:
         folder = RunDirectory.create("test-talker")
         stack.callback(folder.remove)
@@ -112,6 +114,7 @@ async def talker(model_dir: Path, **engine_args: object) -> AsyncIterator[Talker
             model_dir,
             stage="talker",
             has_sources=True,
+            max_batch_size=max_batch_size,
             hf_config=f"{FAMILY}.stage_configs:talker_config",
             start_timeout_s=300.0,
             engine_args={**ENGINE_ARGS, **engine_args},
