@@ -160,4 +160,4 @@ async def test_an_unknown_voice_fails_alone_and_names_those_there_are(stage: Tal
 
     failure = await failure_of(stage, request_id)
     assert failure is not None
-    assert "no voice 'nobody'; known: chelsie, ethan" in failure.message
+    assert "no voice 'nobody'; known: aiden, chelsie, ethan" in failure.message

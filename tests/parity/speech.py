@@ -58,6 +58,10 @@ class Speaker:
             .from_pretrained(model_dir, dtype=torch.float32)
             .eval()
         )
+        talker = self.model.talker.config
+        if not hasattr(talker, "audio_config"):
+            # Its positions of audio look there; transformers 5.19 stops with an AttributeError.
+            talker.audio_config = self.model.config.thinker_config.audio_config
 
     def speak(self, question: Question, num_tokens: int, num_frames: int, **options: Any) -> Spoken:
         """A reply of at most `num_tokens` tokens and its codes."""
@@ -102,7 +106,8 @@ class Speaker:
         num_groups = getattr(self.model.config.talker_config, "num_code_groups", 1)
 
         def listen(**given: Any) -> Any:
-            result = talk(**given)
+            # Passed on to the talker by mistake; its own generate refuses them.
+            result = talk(**{k: v for k, v in given.items() if not k.startswith("pixel_values")})
             if num_groups > 1:
                 frames = [h[-1] for h in result.hidden_states if h[-1] is not None]
                 codes.append(torch.cat(frames).tolist())

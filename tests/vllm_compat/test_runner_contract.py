@@ -34,6 +34,7 @@ def parameters(function: Any) -> list[str]:
         ("_preprocess", ["scheduler_output"]),
         ("_sample", ["logits", "spec_decode_metadata"]),
         ("sample_tokens", ["grammar_output"]),
+        ("capture_model", []),
         ("get_kv_cache_spec", []),
     ],
 )

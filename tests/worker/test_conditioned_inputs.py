@@ -25,6 +25,9 @@ class NumberModel:
     def inputs(self, base: torch.Tensor, conditions: torch.Tensor) -> torch.Tensor:
         return base + conditions
 
+    def warm_up(self, max_batch: int) -> None:
+        raise NotImplementedError
+
     def after_sampling(self, batch: SampledBatch) -> tuple[torch.Tensor, torch.Tensor]:
         raise NotImplementedError
 

@@ -27,10 +27,14 @@ PIPELINES: Final[Mapping[str, str]] = {
 """`model_type` of the checkpoint's config.json to `module:NAME` of its pipeline."""
 
 ARCHITECTURES: Final[Mapping[str, str]] = {
-    "VllmOmniQwen25OmniTalker": (
-        "vllm_omni.model_executor.models.qwen2_5_omni.talker:Qwen25OmniTalker"
+    "VllmOmniQwen25OmniTalker": "vllm_omni.model_executor.models.qwen2_5_omni.talker:Talker",
+    "VllmOmniQwen25OmniThinker": (
+        "vllm_omni.model_executor.models.qwen2_5_omni.thinker:Qwen25OmniThinker"
     ),
-    "VllmOmniQwen3OmniTalker": "vllm_omni.model_executor.models.qwen3_omni.talker:Qwen3OmniTalker",
+    "VllmOmniQwen3OmniTalker": "vllm_omni.model_executor.models.qwen3_omni.talker:Talker",
+    "VllmOmniQwen3OmniThinker": (
+        "vllm_omni.model_executor.models.qwen3_omni.thinker:Qwen3OmniThinker"
+    ),
 }
 """Architecture name to `module:Class`, for AUTOREGRESSIVE stages that vLLM itself cannot run."""
 

@@ -107,8 +107,8 @@ class ConditionedCore(StageCore):
         for request_id, message in arrivals.failed:
             request = self._fed.request(request_id)
             if request is not None:
-                super().abort_requests([request_id])
                 self._fail(request_id, request.client_index, message)
+                super().abort_requests([request_id])
 
     def _begin(self, request: Request, prompt: ConditionedPrompt) -> None:
         """Give a parked request to the scheduler, with a prompt of the length it turned out."""
@@ -123,8 +123,8 @@ class ConditionedCore(StageCore):
             super().admit(sized)
         except Exception:  # the boundary of one request: outside it is the end of the core
             logger.exception("request %s could not be added", request.request_id)
-            super().abort_requests([request.request_id])
             self._fail(request.request_id, request.client_index, "the stage could not take it")
+            super().abort_requests([request.request_id])
 
     def _fail(self, request_id: str, client_index: int, message: str) -> None:
         """End a request with an error that says why."""

@@ -43,6 +43,10 @@ class ConditionedModel(Protocol):
     def inputs(self, base: torch.Tensor, conditions: torch.Tensor) -> torch.Tensor:
         """Inputs of positions, from their base and their conditions."""
 
+    def warm_up(self, max_batch: int) -> None:
+        """Record graphs of `after_sampling` for batches up to a size, where the engine's own
+        forward has graphs too."""
+
     def after_sampling(self, batch: SampledBatch) -> tuple[torch.Tensor, torch.Tensor]:
         """Codes `[B, groups]` (integers) for the vocoder, and the base `[B, row_width]` of the
         position that each sampled token will stand at."""

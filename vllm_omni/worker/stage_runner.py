@@ -40,7 +40,7 @@ class StageRunnerMixin:
         """The state of the step that is being sampled."""
         self._codes: torch.Tensor | None = None
         self._num_sent: dict[str, int] = {}
-        """Positions whose rows have left, by request that conditions others."""
+        """Positions whose rows have left, by request that has rows to send."""
         super().__init__(vllm_config, *args, **kwargs)  # type: ignore[call-arg]
 
     def load_model(self, *args: Any, **kwargs: Any) -> None:
@@ -79,9 +79,20 @@ class StageRunnerMixin:
         )
         return int(available_bytes * per_slot / (per_slot + beside))
 
+    def capture_model(self) -> Any:
+        taken = super().capture_model()  # type: ignore[misc]
+        if self._inputs is not None:
+            with torch.inference_mode():
+                self.get_model().warm_up(self.max_num_reqs)  # type: ignore[attr-defined]
+        return taken
+
     def _update_states(self, scheduler_output: Any) -> Any:
         for request_id in scheduler_output.finished_req_ids:
             self._num_sent.pop(request_id, None)
+        if self._capture is not None:
+            for new in scheduler_output.scheduled_new_reqs:
+                if any(target.conditions for target in targets_of(new.sampling_params)):
+                    self._num_sent[new.req_id] = 0
         if self._inputs is not None:
             self._inputs.finish(scheduler_output.finished_req_ids)
             self._inputs.update(updates_of(scheduler_output))
@@ -168,31 +179,33 @@ class StageRunnerMixin:
             pending.codes = CodesOnTheWay(self._codes.to("cpu", non_blocking=True))
             discarded = self.discard_request_mask.np  # type: ignore[attr-defined]
             pending.codes.rows = [i for i in range(len(scheduled)) if not discarded[i]]
-        if self._capture is not None:
+        if self._capture is not None and self._num_sent:
             for row, part in enumerate(scheduled):
-                if found := self._rows_to_send(self._capture, part):
-                    pending.captured[row] = found
+                num_sent = self._num_sent.get(part.request_id)
+                if num_sent is not None:
+                    found = self._rows_to_send(self._capture, part, num_sent)
+                    if found:
+                        pending.captured[row] = found
         return pending
 
-    def _rows_to_send(self, capture: StateCapture, part: Scheduled) -> list[Captured | StepPayload]:
+    def _rows_to_send(
+        self, capture: StateCapture, part: Scheduled, num_sent: int
+    ) -> list[Captured | StepPayload]:
         """Rows of a request that conditions another stage, once its prompt is read."""
-        state = self.requests.get(part.request_id)  # type: ignore[attr-defined]
-        if state is None or not any(t.conditions for t in targets_of(state.sampling_params)):
-            return []
-        num_prompt, num_computed = state.num_prompt_tokens, part.first + part.count
-        num_sent = self._num_sent.get(part.request_id, 0)
-        if num_computed < num_prompt or num_computed <= num_sent:
+        state = self.requests[part.request_id]  # type: ignore[attr-defined]
+        num_computed = part.first + part.count
+        if num_computed < state.num_prompt_tokens or num_computed <= num_sent:
             return []
         found: list[Captured | StepPayload] = []
-        spans: Spans = []
-        if capture.scope is CaptureScope.ALL:
-            spans = [[num_sent, num_computed - num_sent]]
-        elif not num_sent:
-            spans = _media_spans(state)
         if not num_sent and state.mrope_positions is not None and state.mm_features:
             found.append(_positions_payload(state.mrope_positions))
+        if capture.scope is CaptureScope.ALL:
+            spans = [[num_sent, num_computed - num_sent]]
+            self._num_sent[part.request_id] = num_computed
+        else:
+            spans = _media_spans(state)
+            del self._num_sent[part.request_id]
         found += capture.read(state.block_ids[0], spans)
-        self._num_sent[part.request_id] = num_computed
         return found
 
 

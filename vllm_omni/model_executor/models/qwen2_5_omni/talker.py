@@ -68,7 +68,7 @@ class TalkerLayer(Qwen2DecoderLayer):
         self.post_attention_layernorm = RMSNorm(config.hidden_size, eps=config.rms_norm_eps)
 
 
-class Qwen25OmniTalker(nn.Module, SupportsMRoPE):
+class Talker(nn.Module, SupportsMRoPE):
     """See the module; satisfies `ConditionedModel`."""
 
     hf_to_vllm_mapper = WeightsMapper(
@@ -158,6 +158,9 @@ class Qwen25OmniTalker(nn.Module, SupportsMRoPE):
     def after_sampling(self, batch: SampledBatch) -> tuple[torch.Tensor, torch.Tensor]:
         codes = batch.token_ids.long()
         return codes.unsqueeze(1), self.model.embed_tokens(codes)
+
+    def warm_up(self, max_batch: int) -> None:
+        """Nothing: what follows sampling is one look-up."""
 
     def load_weights(self, weights: Iterable[tuple[str, torch.Tensor]]) -> set[str]:
         loader = AutoWeightsLoader(self)

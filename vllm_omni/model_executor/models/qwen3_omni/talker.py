@@ -27,6 +27,7 @@ from vllm_omni.model_executor.models.common.code_sampling import CodeSampler
 from vllm_omni.model_executor.models.common.rows_data import tensor_of
 from vllm_omni.model_executor.models.qwen3_omni.bridges import CODEC, MEDIA, NONE, TEXT
 from vllm_omni.model_executor.models.qwen3_omni.code_predictor import CodePredictor
+from vllm_omni.platforms.graphs import BatchGraphs
 from vllm_omni.worker.conditioned_model import SampledBatch
 
 NUM_SPECIAL_CODES: Final = 1024
@@ -35,7 +36,7 @@ NUM_SPECIAL_CODES: Final = 1024
 _USED: Final = ("talker.", "thinker.model.embed_tokens.")
 
 
-class Qwen3OmniTalker(nn.Module, SupportsMRoPE):
+class Talker(nn.Module, SupportsMRoPE):
     """See the module; satisfies `ConditionedModel`."""
 
     hf_to_vllm_mapper = WeightsMapper(
@@ -64,8 +65,9 @@ class Qwen3OmniTalker(nn.Module, SupportsMRoPE):
         self.hidden_projection = Qwen3OmniMoeTalkerResizeMLP(config)
         self.thinker_embed = nn.Embedding(config.thinker_vocab_size, config.thinker_hidden_size)
         # The reference draws the later codes so, whatever the first one's sampling is.
-        sampler = CodeSampler(top_k=50, top_p=0.8)
-        self.code_predictor = CodePredictor(config.code_predictor_config, sampler)
+        self._sampler = CodeSampler(top_k=50, top_p=0.8)
+        self.code_predictor = CodePredictor(config.code_predictor_config, self._sampler)
+        self._predict = BatchGraphs(self.code_predictor)
         self.make_empty_intermediate_tensors = self.model.make_empty_intermediate_tensors
         suppressed = torch.zeros(text.vocab_size, dtype=torch.bool)
         suppressed[text.vocab_size - NUM_SPECIAL_CODES :] = True
@@ -120,10 +122,24 @@ class Qwen3OmniTalker(nn.Module, SupportsMRoPE):
     def after_sampling(self, batch: SampledBatch) -> tuple[torch.Tensor, torch.Tensor]:
         first = batch.token_ids.long()
         first_embed = self.model.embed_input_ids(first)
-        others, total = self.code_predictor(
-            batch.hidden, first_embed, batch.is_greedy, batch.generators
-        )
+        device = first.device
+        num_draws = self.code_predictor.num_groups - 1
+        noise = self._sampler.noise(num_draws, batch.is_greedy, batch.generators, device)
+        is_greedy = torch.tensor(batch.is_greedy).to(device, non_blocking=True)
+        others, total = self._predict(batch.hidden, first_embed, noise, is_greedy)
         return torch.cat([first.unsqueeze(1), others], dim=1), first_embed + total
+
+    def warm_up(self, max_batch: int) -> None:
+        weight = self.lm_head.weight
+        num_draws = self.code_predictor.num_groups - 1
+
+        def example(size: int) -> tuple[torch.Tensor, ...]:
+            rows = torch.zeros(size, self.row_width, dtype=weight.dtype, device=weight.device)
+            flags = [False] * size
+            noise = self._sampler.noise(num_draws, flags, [None] * size, weight.device)
+            return rows, rows.clone(), noise, torch.tensor(flags, device=weight.device)
+
+        self._predict.capture(max_batch, example)
 
     def load_weights(self, weights: Iterable[tuple[str, torch.Tensor]]) -> set[str]:
         return AutoWeightsLoader(self).load_weights(weights, mapper=self.hf_to_vllm_mapper)
