@@ -16,6 +16,7 @@ from vllm_omni.core.conditioning import (
     KIND_POSITIONS,
     KIND_PROMPT,
     KIND_ROWS,
+    KIND_TOKENS,
     VOICE_KEY,
     ConditionedPrompt,
     Conditioning,
@@ -32,6 +33,7 @@ from vllm_omni.model_executor.models.common.rows_data import (
     rows_of,
 )
 from vllm_omni.model_executor.models.common.speakers import voice_id
+from vllm_omni.model_executor.models.common.stop_guard import StopGuard
 
 STATES: Final = "states"
 """Embedding and last hidden state of the thinker, side by side: `[positions, 2, width]`."""
@@ -58,6 +60,9 @@ class TalkerConditioning:
         self._positions: npt.NDArray[np.int64] | None = None
         self._layers: tuple[list[npt.NDArray[Any]], list[npt.NDArray[Any]]] = ([], [])
         """Rows that came, each layer's in the order of their positions."""
+        self._guard = StopGuard(source.context)
+        self._num_speakable = 0
+        """Tokens of the reply that may be spoken and the talker has not been given."""
         self._has_begun = False
 
     def feed(self, frame: Frame) -> Conditioning:
@@ -68,9 +73,12 @@ class TalkerConditioning:
             self._positions = positions_of(frame)
         elif kind == KIND_ROWS:
             self._layers[frame.meta["layer"]].extend(self._without_media(frame))
+        elif kind == KIND_TOKENS:
+            self._num_speakable += self._guard.feed(ids_of(frame).tolist())
         return self._advance()
 
     def end(self, end: StreamEnd) -> Conditioning:
+        self._num_speakable += self._guard.end()
         result = self._advance()
         if not self._has_begun:
             return Conditioning(is_empty=True)
@@ -92,16 +100,20 @@ class TalkerConditioning:
 
     def _advance(self) -> Conditioning:
         result = Conditioning()
-        num_states = min(map(len, self._layers))
         if not self._has_begun:
-            if self._prompt is None or num_states <= len(self._prompt):
+            if self._prompt is None or self._num_ready(len(self._prompt)) <= 0:
                 return result
             result.prompt = self._make_prompt(self._prompt)
+            self._num_speakable -= 1
             self._has_begun = True
-            num_states -= len(self._prompt) + 1
-        if num_states:
-            result.steps.append(self._take(num_states))
+        if num := self._num_ready():
+            self._num_speakable -= num
+            result.steps.append(self._take(num))
         return result
+
+    def _num_ready(self, after: int = 0) -> int:
+        """Tokens of the reply whose states are here and that may be spoken."""
+        return min(min(map(len, self._layers)) - after, self._num_speakable)
 
     def _take(self, num: int) -> Rows:
         """The oldest states that were not given yet."""

@@ -33,6 +33,7 @@ from vllm_omni.model_executor.models.common.rows_data import (
     rows_of,
 )
 from vllm_omni.model_executor.models.common.speakers import voice_id
+from vllm_omni.model_executor.models.common.stop_guard import StopGuard
 from vllm_omni.model_executor.models.qwen3_omni.turns import Turns, turns_of
 
 TEXT: Final = "text"
@@ -62,8 +63,11 @@ class TalkerConditioning:
         self._media: dict[int, npt.NDArray[Any]] = {}
         """Rows by position of the thinker's prompt."""
         self._positions: npt.NDArray[np.int64] | None = None
+        self._guard = StopGuard(source.context)
+        self._held: list[int] = []
+        """Tokens of the reply that may belong to a stop string."""
         self._text: list[int] = []
-        """Tokens of the reply that the talker has not been given."""
+        """Tokens that may be spoken and the talker has not been given."""
         self._has_begun = False
 
     def feed(self, frame: Frame) -> Conditioning:
@@ -76,10 +80,17 @@ class TalkerConditioning:
         elif kind == KIND_POSITIONS:
             self._positions = positions_of(frame)
         elif kind == KIND_TOKENS:
-            self._text += ids_of(frame).tolist()
+            token_ids = ids_of(frame).tolist()
+            self._held += token_ids
+            self._speak(self._guard.feed(token_ids))
         return self._advance()
 
+    def _speak(self, num: int) -> None:
+        self._text += self._held[:num]
+        del self._held[:num]
+
     def end(self, end: StreamEnd) -> Conditioning:
+        self._speak(self._guard.end())
         result = self._advance()
         if not self._has_begun:
             return Conditioning(is_empty=True)
