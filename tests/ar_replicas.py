@@ -13,7 +13,7 @@ from vllm.sampling_params import RequestOutputKind, SamplingParams
 from vllm_omni.config.pipeline import StageKind
 from vllm_omni.engine.ar_client import ArClient
 from vllm_omni.engine.ar_launch import start_ar_replica
-from vllm_omni.engine.messages import StageOutput, StageRequest, StreamTarget
+from vllm_omni.engine.messages import StageOutput, StageRequest, StreamSource, StreamTarget
 from vllm_omni.engine.replica_spec import ReplicaSpec
 
 ENGINE_ARGS = {"dtype": "float32", "kv_cache_memory_bytes": 64 << 20}
@@ -86,11 +86,12 @@ class Requests:
         params: SamplingParams,
         targets: Sequence[StreamTarget] = (),
         deadline_s: float | None = None,
+        sources: Sequence[StreamSource] = (),
     ) -> None:
         self._queues[request_id] = asyncio.Queue()
         await self.client.add_request_async(
             StageRequest(
-                request_id, 0, prompt, params, targets=tuple(targets), deadline_s=deadline_s
+                request_id, 0, prompt, params, tuple(sources), tuple(targets), deadline_s=deadline_s
             )
         )
 

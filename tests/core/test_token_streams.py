@@ -6,10 +6,12 @@ import logging
 from collections.abc import Mapping
 from typing import Any
 
+import numpy as np
 import pytest
 from vllm.sampling_params import SamplingParams
 from vllm.v1.engine import EngineCoreOutput, FinishReason
 
+from vllm_omni.core.payloads import StepPayload
 from vllm_omni.core.token_streams import TokenStreams, encode_tokens, targets_of
 
 
@@ -25,8 +27,9 @@ class RecordingSender:
     def push(
         self, stream: str, payload: bytes | bytearray | memoryview, meta: Mapping[str, Any] | None
     ) -> None:
-        assert meta == {"kind": "tokens"}
-        self.calls.append(("push", stream, bytes(payload)))
+        assert meta is not None
+        kind = () if meta == {"kind": "tokens"} else (meta["kind"],)
+        self.calls.append(("push", stream, bytes(payload), *kind))
 
     def end(self, stream: str, reason: str = "stop") -> None:
         self.calls.append(("end", stream, reason))
@@ -193,3 +196,59 @@ def test_streams_that_cannot_all_be_opened_are_failed_and_said() -> None:
 
     assert ("fail", "first", "a stream of this request could not be opened") in sender.calls
     assert repr(streams) == "<TokenStreams open=0>"
+
+
+def carrying(token_ids: list[int], *payloads: StepPayload, **fields: Any) -> EngineCoreOutput:
+    output = EngineCoreOutput("r", token_ids, **fields)
+    output.pooling_output = list(payloads)  # type: ignore[assignment]
+    return output
+
+
+ROWS = StepPayload({"kind": "rows"}, np.array([1.0, 2.0], np.float32))
+CODES = StepPayload({"kind": "codes", "groups": 2}, np.array([[3, 4]], np.int32))
+
+
+def test_a_stream_that_conditions_begins_with_the_prompt_and_carries_rows(
+    sender: RecordingSender,
+) -> None:
+    streams = TokenStreams(sender)
+    routes = [["ipc:///talker", "t", True], ["ipc:///voice", "v", False]]
+    streams.open("r", SamplingParams(extra_args={"omni_targets": routes}), [7, 8])
+    output = carrying([5], ROWS)
+    streams.push([output])
+
+    assert sender.calls[2:] == [
+        ("push", "t", encode_tokens([7, 8]), "prompt"),
+        ("push", "t", ROWS.data.tobytes(), "rows"),
+        ("push", "t", encode_tokens([5])),
+        ("push", "v", encode_tokens([5])),
+    ]
+    assert output.pooling_output is None, "it does not leave the core"
+
+
+def test_codes_stand_for_the_token_they_were_made_of(sender: RecordingSender) -> None:
+    streams = opened(sender, params("s"))
+    streams.push([carrying([5], CODES)])
+    streams.push([carrying([9], CODES, finish_reason=FinishReason.STOP)])
+
+    assert sender.calls == [
+        ("push", "s", CODES.data.tobytes(), "codes"),
+        ("end", "s", "stop"),
+    ]
+
+
+def test_a_limit_keeps_the_last_codes(sender: RecordingSender) -> None:
+    streams = opened(sender, params("s"))
+    streams.push([carrying([5], CODES, finish_reason=FinishReason.LENGTH)])
+
+    assert sender.calls == [
+        ("push", "s", CODES.data.tobytes(), "codes"),
+        ("end", "s", "length"),
+    ]
+
+
+def test_payloads_of_requests_without_streams_are_taken_off_too(sender: RecordingSender) -> None:
+    output = carrying([5], ROWS)
+    opened(sender, None).push([output])
+
+    assert (sender.calls, output.pooling_output) == ([], None)

@@ -118,7 +118,7 @@ def test_targets_travel_as_plain_data_and_leave_the_caller_s_params_alone(
     part = prepared()
     _, (sent,) = outputs.add("r", [part], (TARGET,))
 
-    assert sent.sampling_params.extra_args == {"omni_targets": [["ipc:///voice", "s"]]}
+    assert sent.sampling_params.extra_args == {"omni_targets": [["ipc:///voice", "s", False]]}
     assert part.requests[0].sampling_params.extra_args is None
     assert part.requests[0].request_id == "prepared"
 

@@ -36,6 +36,10 @@ BROAD_EXCEPTS: Final[dict[str, str]] = {
     "vllm_omni/model_executor/models/smol_voice/voice.py:PiperVoice._result": (
         "the boundary of one request in the batch"
     ),
+    "vllm_omni/core/conditioned_core.py:ConditionedCore._begin": (
+        "a request's boundary: outside it is the end of the core"
+    ),
+    "vllm_omni/core/conditioned_requests.py:ConditionedRequests._take_one": "a request's boundary",
     "vllm_omni/core/stage_core.py:StageCore.add_request": (
         "a request's boundary: outside it is the end of the core"
     ),

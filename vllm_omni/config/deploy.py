@@ -59,6 +59,17 @@ class ServerLimits:
     """Encoded bytes of one audio item."""
     max_audio_s: float = 120.0
     """Length of one audio item."""
+    max_image_bytes: int = 20 * 1024 * 1024
+    """Encoded bytes of one image."""
+    max_image_pixels: int = 33_554_432
+    """Width times height of one image, checked before it is decoded."""
+    max_video_bytes: int = 64 * 1024 * 1024
+    """Encoded bytes of one video."""
+    max_video_s: float = 300.0
+    """Length of one video."""
+    max_video_pixels: int = 536_870_912
+    """Pixels of all frames that are taken of one video, two for each second; each costs three
+    bytes when it is decoded."""
     max_body_bytes: int = 96 * 1024 * 1024
     """Bytes of one HTTP request's body, all its media together."""
     max_media_items: int = 16

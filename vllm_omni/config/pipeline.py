@@ -10,6 +10,7 @@ import enum
 import functools
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Final
 
 from vllm_omni.errors import UnsupportedModalityError
 
@@ -43,6 +44,29 @@ class Task(enum.StrEnum):
     """Speech in, the same words as text."""
 
 
+class CaptureScope(enum.StrEnum):
+    """Which positions of a request a stage's captured rows are taken from."""
+
+    MEDIA = "media"
+    """Those that images, audio and video fill in the prompt."""
+    ALL = "all"
+    """Every position of the prompt and every token that is written."""
+
+
+LAST_HIDDEN: Final = -1
+"""A layer to capture: what the forward returns, after the last norm."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Capture:
+    """Rows of the source's forward that a streaming edge carries beside the token ids."""
+
+    layers: tuple[int | str, ...]
+    """0: input of the first layer; k: output of layer k-1; LAST_HIDDEN. A dotted name is read from
+    the checkpoint's config.json."""
+    scope: CaptureScope = CaptureScope.ALL
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StageConfig:
     """What one stage of a model is. Where and how it runs is `StageDeploy`."""
@@ -57,6 +81,11 @@ class StageConfig:
     """Modality sent to the client, or None when only other stages read it."""
     model_class: str | None = None
     """`module:Class` of the model for ONE_SHOT and DIFFUSION; vLLM resolves AUTOREGRESSIVE."""
+    hf_config: str | None = None
+    """`module:function` that makes this AUTOREGRESSIVE stage's config out of the checkpoint's; None
+    where vLLM reads the checkpoint's own."""
+    speaks: bool = False
+    """Takes the voice and the seed that a request names for its speech."""
     engine_defaults: Mapping[str, object] = field(default_factory=dict)
     """Engine options the model needs (for AUTOREGRESSIVE vLLM's own argument names)."""
     default_params: Mapping[str, object] = field(default_factory=dict)
@@ -74,6 +103,9 @@ class Edge:
     without, a `PromptBridge` that turns finished upstream outputs into the target's prompt."""
     streams: bool = False
     """The target starts while the source still writes; chunks go from replica to replica."""
+    capture: Capture | None = None
+    """For a streaming edge between AUTOREGRESSIVE stages: the target is conditioned on the source's
+    prompt, tokens and these rows, and `bridge` names a `ConditioningBridge` factory."""
     when: frozenset[Modality] = frozenset()
     """Only taken when the request brings one of these modalities; empty: always."""
 
@@ -106,6 +138,13 @@ class PipelineConfig:
     turns into text. Refused inside the client's own text."""
     voices: str | None = None
     """`module:function` from model folder to voice names; None: the pipeline does not speak."""
+    variant: str | None = None
+    """`module:function` from model folder to the pipeline that this checkpoint has, for a family
+    whose checkpoints differ in their stages; None: all have the same."""
+    absent: Mapping[Modality, str] = field(default_factory=dict)
+    """Why this checkpoint does not write a modality that others of its family do."""
+    deploy_name: str = ""
+    """Name of the shipped deploy YAMLs; empty: `model_type`."""
 
     def __post_init__(self) -> None:
         names = [stage.name for stage in self.stages]
@@ -132,6 +171,14 @@ class PipelineConfig:
                 return i
         raise KeyError(name)
 
+    def does_not_write(self, name: str) -> UnsupportedModalityError:
+        """The refusal of a modality of answers that no stage emits."""
+        known = ", ".join(sorted({stage.emits for stage in self.stages if stage.emits}))
+        reason = next((f": {why}" for what, why in self.absent.items() if what == name), "")
+        return UnsupportedModalityError(
+            f"this model does not write {name!r}{reason}; it writes {known}", field="modalities"
+        )
+
 
 @functools.lru_cache(maxsize=1024)
 def plan_route(
@@ -157,11 +204,7 @@ def plan_route(
     for modality in sorted(outputs):
         path = _path_to(pipeline, main, modality)
         if path is None:
-            known = sorted({s.emits for s in pipeline.stages if s.emits})
-            raise UnsupportedModalityError(
-                f"this model does not write {modality}; it writes {', '.join(known)}",
-                field="modalities",
-            )
+            raise pipeline.does_not_write(modality)
         used |= set(path)
         emitting.add(path[-1])
     stages = tuple(sorted(used))

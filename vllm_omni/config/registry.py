@@ -10,6 +10,7 @@ from __future__ import annotations
 import importlib
 from collections.abc import Mapping
 from importlib.metadata import EntryPoint, entry_points
+from pathlib import Path
 from typing import Final
 
 from vllm_omni.config.pipeline import PipelineConfig
@@ -19,11 +20,22 @@ from vllm_omni.errors import ConfigError, UnsupportedModelError
 ENTRY_POINT_GROUP: Final = "vllm_omni.pipelines"
 
 PIPELINES: Final[Mapping[str, str]] = {
+    "qwen2_5_omni": "vllm_omni.model_executor.models.qwen2_5_omni.pipeline:PIPELINE",
+    "qwen3_omni_moe": "vllm_omni.model_executor.models.qwen3_omni.pipeline:PIPELINE",
     "smol_voice": "vllm_omni.model_executor.models.smol_voice.pipeline:PIPELINE",
 }
 """`model_type` of the checkpoint's config.json to `module:NAME` of its pipeline."""
 
-ARCHITECTURES: Final[Mapping[str, str]] = {}
+ARCHITECTURES: Final[Mapping[str, str]] = {
+    "VllmOmniQwen25OmniTalker": "vllm_omni.model_executor.models.qwen2_5_omni.talker:Talker",
+    "VllmOmniQwen25OmniThinker": (
+        "vllm_omni.model_executor.models.qwen2_5_omni.thinker:Qwen25OmniThinker"
+    ),
+    "VllmOmniQwen3OmniTalker": "vllm_omni.model_executor.models.qwen3_omni.talker:Talker",
+    "VllmOmniQwen3OmniThinker": (
+        "vllm_omni.model_executor.models.qwen3_omni.thinker:Qwen3OmniThinker"
+    ),
+}
 """Architecture name to `module:Class`, for AUTOREGRESSIVE stages that vLLM itself cannot run."""
 
 DEMOS: Final[Mapping[str, str]] = {
@@ -72,3 +84,17 @@ def load_pipeline(model_type: str) -> PipelineConfig:
     if not isinstance(pipeline, PipelineConfig):
         raise ConfigError(f"{known[model_type]} is not a PipelineConfig")
     return pipeline
+
+
+def pipeline_of(pipeline: PipelineConfig, model_dir: Path) -> PipelineConfig:
+    """The stages that this very checkpoint has.
+
+    Raises:
+        ConfigError: the family cannot tell from the folder.
+    """
+    if pipeline.variant is None:
+        return pipeline
+    module, _, name = pipeline.variant.partition(":")
+    variant = getattr(importlib.import_module(module), name)(model_dir)
+    assert isinstance(variant, PipelineConfig), f"{pipeline.variant} gives no PipelineConfig"
+    return variant

@@ -19,7 +19,7 @@ from vllm_omni.config.detect import check_weights, detect, locate, stage_dir
 from vllm_omni.config.engine_options import engine_argument_types, stages_meant_by
 from vllm_omni.config.pipeline import PipelineConfig, StageKind
 from vllm_omni.config.placement import KV_BYTES, place
-from vllm_omni.config.registry import known_pipelines, load_pipeline
+from vllm_omni.config.registry import known_pipelines, load_pipeline, pipeline_of
 from vllm_omni.config.schema import ENGINE_ARGS, LIMITS, STAGES, Schema, field_types, limit_flag
 from vllm_omni.config.settings import Setting
 from vllm_omni.config.suggestions import did_you_mean
@@ -29,7 +29,7 @@ from vllm_omni.platforms import Platform, current_platform
 from vllm_omni.version import check_vllm
 
 SHIPPED: Final = "vllm_omni.deploy"
-"""Package with the verified deploy YAMLs, `MODEL_TYPE.yaml` or `MODEL_TYPE.PLATFORM.yaml`."""
+"""Package with the verified deploy YAMLs, `NAME.yaml` or `NAME.PLATFORM.yaml`."""
 
 Values = dict[tuple[str, ...], object]
 T = TypeVar("T")
@@ -68,13 +68,14 @@ def resolve(
             f"'{model_dir}' is not a model of several stages (model_type in its config.json; "
             f"known: {known})"
         )
-    pipeline = load_pipeline(model_type)
+    pipeline = pipeline_of(load_pipeline(model_type), model_dir)
     platform = platform or current_platform()
     merge = _Merge(pipeline)
     merge.add(_family_settings(pipeline), by_family=True)
     if platform.device_type == "cpu":
         merge.add(_environment_settings(pipeline))
-    merge.add(_deploy_settings(model_type, deploy_config, platform.device_type), once=True)
+    name = pipeline.deploy_name or model_type
+    merge.add(_deploy_settings(name, deploy_config, platform.device_type), once=True)
     merge.add(_server_settings(pipeline, engine_options or {}, _python_name))
     merge.add(_server_settings(pipeline, cli or {}, _flag_name))
     merge.add(stage_setting(text) for text in stage_overrides)
@@ -97,10 +98,10 @@ def stage_setting(text: str) -> Setting:
     return Setting((STAGES, *key), value, f"--stage {path.strip()}")
 
 
-def shipped_deploy(model_type: str, device_type: str) -> Path | None:
+def shipped_deploy(name: str, device_type: str) -> Path | None:
     """The operator's or the verified deploy YAML of a model for this kind of device."""
     folders = [envs.deploy_dir(), Path(str(resources.files(SHIPPED)))]
-    names = (f"{model_type}.{device_type}.yaml", f"{model_type}.yaml")
+    names = (f"{name}.{device_type}.yaml", f"{name}.yaml")
     paths = [folder / name for folder in folders if folder for name in names]
     return next((path for path in paths if path.is_file()), None)
 
@@ -120,11 +121,11 @@ def _environment_settings(pipeline: PipelineConfig) -> Iterator[Setting]:
 
 
 def _deploy_settings(
-    model_type: str, deploy_config: str | Path | None, device_type: str
+    name: str, deploy_config: str | Path | None, device_type: str
 ) -> list[Setting]:
     if deploy_config is not None:
         return read_deploy(Path(deploy_config).expanduser())
-    path = shipped_deploy(model_type, device_type)
+    path = shipped_deploy(name, device_type)
     return read_deploy(path) if path else []
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from typing import Any, Final, Protocol
 
@@ -29,7 +29,7 @@ from vllm_omni.core.quarantine import Quarantine
 from vllm_omni.core.request_deadlines import RequestDeadlines
 from vllm_omni.core.step_faults import StepError, StepFault, rewind
 from vllm_omni.core.token_streams import TokenStreams
-from vllm_omni.distributed.omni_connectors.factory import open_connector
+from vllm_omni.distributed.omni_connectors.factory import Connector, open_connector
 from vllm_omni.generation.memory_errors import free_memory
 from vllm_omni.platforms import current_platform
 from vllm_omni.vllm_compat import engine_core_class
@@ -59,18 +59,23 @@ def run_stage_core(shell: Shell, /, **kwargs: Any) -> None:
     """Target of an autoregressive replica's process; returns when the core was shut down.
 
     `kwargs` are those of `StageCore`: `name`, `data_bind`, `vllm_config`, `executor_class` and
-    `handshake_address`.
+    `handshake_address`; and `is_conditioned`: streams of another stage feed its requests.
     """
     current_platform().prepare_process()
     shell.progress("loading the model")
-    engine_core_class.install(StageCore)
-    StageCore.run_engine_core(shell=shell, local_client=True, log_stats=True, **kwargs)
+    core_class = StageCore
+    if kwargs.pop("is_conditioned"):
+        from vllm_omni.core.conditioned_core import ConditionedCore
+
+        core_class = ConditionedCore
+    engine_core_class.install(core_class)
+    core_class.run_engine_core(shell=shell, local_client=True, log_stats=True, **kwargs)
 
 
 class StageCore(EngineCoreProc):
     """One replica's engine core. Streams tokens to the targets named in a request's params.
 
-    `data_bind` is where its data plane binds; None for a stage that streams to no other.
+    `data_bind` is where its data plane binds; None for a stage that has no streams.
     """
 
     def __init__(
@@ -82,19 +87,25 @@ class StageCore(EngineCoreProc):
         self._num_turns = 0
         self._command_began_s: float | None = None
         self._data_plane = ExitStack()
+        self._connector: Connector | None = None
         self._streams: TokenStreams | None = None
         self._deadlines = RequestDeadlines(time.monotonic)
         self._thread_error: Exception | None = None
         if data_bind is not None:
-            connector = open_connector(name, data_bind)
-            self._data_plane.callback(connector.close)
-            self._streams = TokenStreams(connector.sender)
+            self._connector = open_connector(name, data_bind)
+            self._data_plane.callback(self._connector.close)
+            self._streams = TokenStreams(self._connector.sender)
         super().__init__(*args, **kwargs)
         self._quarantine = Quarantine(self.scheduler)
 
     def run_busy_loop(self) -> None:
         self._shell.figures = self.figures
-        self._shell.ready({"max_model_len": self.vllm_config.model_config.max_model_len})
+        self._shell.ready(
+            {
+                "max_model_len": self.vllm_config.model_config.max_model_len,
+                "data_address": self._connector.address if self._connector is not None else None,
+            }
+        )
         super().run_busy_loop()
 
     def add_request(self, request: Request, request_wave: int = 0) -> None:
@@ -102,8 +113,9 @@ class StageCore(EngineCoreProc):
         is_new = request_id not in self.scheduler.requests
         try:
             if self._streams is not None:
-                self._streams.open(request_id, request.sampling_params)
-            super().add_request(request, request_wave)
+                params = request.sampling_params
+                self._streams.open(request_id, params, request.prompt_token_ids)
+            self.admit(request, request_wave)
         except Exception:  # the boundary of one request: outside it is the end of the core
             logger.exception("request %s could not be added", request_id)
             if is_new:
@@ -113,6 +125,10 @@ class StageCore(EngineCoreProc):
             )
             return
         self._deadlines.add(request_id, request.sampling_params)
+
+    def admit(self, request: Request, request_wave: int = 0) -> None:
+        """Give a request whose streams are open to the scheduler."""
+        super().add_request(request, request_wave)
 
     def abort_requests(self, request_ids: list[str]) -> None:
         super().abort_requests(request_ids)
@@ -240,15 +256,23 @@ class StageCore(EngineCoreProc):
 
     def _drop_late(self) -> None:
         """End what should have ended by its client: requests in the scheduler make steps happen."""
-        alive = self.scheduler.requests
+        alive = self.alive_requests()
         late = self._deadlines.expired(alive, len(alive))
-        if not late:
-            return
-        logger.warning("%d requests are over their deadline and nobody aborted them", len(late))
+        if late:
+            logger.warning("%d requests are over their deadline and nobody aborted them", len(late))
+            self.end_late(late)
+
+    def alive_requests(self) -> Collection[str]:
+        """Ids of the requests that are here."""
+        requests: Collection[str] = self.scheduler.requests
+        return requests
+
+    def end_late(self, request_ids: list[str]) -> None:
+        """End requests whose deadline has passed."""
         if self._streams is not None:
-            self._streams.fail(late, "the deadline passed while this stage was writing")
+            self._streams.fail(request_ids, "the deadline passed while this stage was writing")
         self._send_abort_outputs(
-            self.scheduler.finish_requests(late, RequestStatus.FINISHED_ABORTED)
+            self.scheduler.finish_requests(request_ids, RequestStatus.FINISHED_ABORTED)
         )
 
     def process_input_sockets(self, *args: Any, **kwargs: Any) -> None:

@@ -61,6 +61,7 @@ class ArClient:
         self.stage_id = spec.stage_id
         self.replica_id = spec.replica_id
         self.name = spec.name
+        self.data_address = process.info.get("data_address") if spec.has_sources else None
         self._has_targets = spec.has_targets
         self.resources = AsyncExitStack()
         """What `shutdown_async` gives back."""
@@ -118,6 +119,8 @@ class ArClient:
             raise
 
     async def _prepare(self, request: StageRequest) -> list[PreparedPrompt]:
+        if request.prompt is None and request.sources:
+            return [self._prompts.parked(request.request_id, request.params, request.sources)]
         prompts = request.prompt if isinstance(request.prompt, list) else [request.prompt]
         parts: list[PreparedPrompt] = []
         for prompt in prompts:

@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
+import importlib
+import json
 import os
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, Final
 
@@ -19,9 +21,13 @@ from vllm.engine.arg_utils import AsyncEngineArgs
 from vllm.usage.usage_lib import UsageContext
 
 from vllm_omni import envs
+from vllm_omni.config.pipeline import Capture
+from vllm_omni.core.stage_scheduler import STAGE_SCHEDULER
 from vllm_omni.engine.replica_spec import ReplicaSpec
 from vllm_omni.errors import ConfigError
+from vllm_omni.platforms import platform_of
 from vllm_omni.worker.executor import STAGE_EXECUTOR
+from vllm_omni.worker.stage_options import STAGE_WORKERS, StageOptions
 
 CPU_KV_CACHE_BYTES: Final = 1 << 30
 """KV cache of a replica on CPU when nothing says otherwise; vLLM would take most of the host."""
@@ -52,11 +58,62 @@ def engine_arguments(spec: ReplicaSpec) -> dict[str, Any]:
         # The sender's half of that cache would have to follow every replica and restart.
         "mm_processor_cache_gb": 0,
     }
+    if spec.hf_config is not None:
+        arguments["hf_overrides"] = _overrides(spec.hf_config)
+    if spec.capture is not None or spec.is_conditioned:
+        arguments |= _seam_arguments(spec)
     if spec.devices[0] == "cpu":
         arguments["enforce_eager"] = True
         if not any(name in spec.engine_args for name in _MEMORY_ARGS):
             arguments["kv_cache_memory_bytes"] = envs.cpu_kv_cache_bytes() or CPU_KV_CACHE_BYTES
     return arguments | dict(spec.engine_args)
+
+
+def _seam_arguments(spec: ReplicaSpec) -> dict[str, Any]:
+    """Our runner, and for a conditioned stage our scheduler."""
+    options = StageOptions(
+        capture_layers=_layers(spec, spec.capture) if spec.capture is not None else None,
+        capture_scope=spec.capture.scope if spec.capture is not None else None,
+        is_conditioned=spec.is_conditioned,
+    )
+    arguments: dict[str, Any] = {
+        "worker_cls": STAGE_WORKERS[platform_of(spec.devices[0]).device_type],
+        "additional_config": options.as_config(),
+    }
+    if spec.is_conditioned:
+        arguments |= {
+            "scheduler_cls": STAGE_SCHEDULER,
+            # Has the runner hand embeddings to the forward, in a buffer that graphs replay.
+            "enable_prompt_embeds": True,
+            # Its inputs are not in the hash of a block.
+            "enable_prefix_caching": False,
+            "skip_tokenizer_init": True,
+            # The checkpoint's sampling defaults are those of the stage that reads the prompt.
+            "generation_config": "vllm",
+        }
+    return arguments
+
+
+def _layers(spec: ReplicaSpec, capture: Capture) -> tuple[int, ...]:
+    """The layers as numbers; names are looked up in the checkpoint's config.json."""
+    layers = []
+    for layer in capture.layers:
+        if isinstance(layer, str):
+            value: Any = json.loads((spec.model_dir / "config.json").read_text(encoding="utf-8"))
+            for part in layer.split("."):
+                value = value.get(part) if isinstance(value, dict) else None
+            if not isinstance(value, int):
+                raise ConfigError(f"stage {spec.stage!r}: config.json has no number {layer!r}")
+            layer = value
+        layers.append(layer)
+    return tuple(layers)
+
+
+def _overrides(name: str) -> Callable[..., Any]:
+    """A family's function that makes a stage's config, by `module:function`."""
+    module, _, attribute = name.partition(":")
+    function: Callable[..., Any] = getattr(importlib.import_module(module), attribute)
+    return function
 
 
 def build_vllm_config(spec: ReplicaSpec) -> tuple[VllmConfig, dict[str, str]]:
@@ -67,6 +124,8 @@ def build_vllm_config(spec: ReplicaSpec) -> tuple[VllmConfig, dict[str, str]]:
     """
     arguments = engine_arguments(spec)
     with _contained_environment() as written:
+        if "worker_cls" in arguments:
+            os.environ["VLLM_USE_V2_MODEL_RUNNER"] = "0"  # ours extends the first one
         try:
             config = AsyncEngineArgs(**arguments).create_engine_config(
                 UsageContext.OPENAI_API_SERVER

@@ -131,7 +131,8 @@ def _spawn(
         "vllm_config": vllm_config,
         "executor_class": Executor.get_class(vllm_config),
         "handshake_address": handshake_address,
-        "data_bind": folder.ipc("data") if spec.has_targets else None,
+        "data_bind": folder.ipc("data") if spec.has_targets or spec.has_sources else None,
+        "is_conditioned": spec.is_conditioned,
     }
     return ReplicaProcess.spawn(run_stage_core, spec, kwargs)
 
@@ -171,6 +172,10 @@ class _Handshake:
 async def _self_test(client: ArClient, spec: ReplicaSpec, prompts: PromptProcessor) -> None:
     """One real request, one token: a replica that cannot do this is not ready."""
     params = SamplingParams(max_tokens=1, output_kind=RequestOutputKind.FINAL_ONLY)
+    if spec.is_conditioned:  # a second token is fed with what the first one was made into
+        params = SamplingParams(
+            max_tokens=2, ignore_eos=True, output_kind=RequestOutputKind.FINAL_ONLY
+        )
     prompt = self_test_prompt(prompts)
     try:
         async with asyncio.timeout(spec.start_timeout_s):

@@ -77,7 +77,7 @@ class ArOutputs:
         """Register a request; returns it and what the core is to be sent for it."""
         extra_args: dict[str, object] = {}
         if targets:
-            extra_args[TARGETS_KEY] = [[target.address, target.stream] for target in targets]
+            extra_args[TARGETS_KEY] = [[t.address, t.stream, t.conditions] for t in targets]
         if remaining_s is not None:
             extra_args[REMAINING_KEY] = remaining_s
         running = RunningRequest(request_id, [], streams=bool(targets))
@@ -170,6 +170,8 @@ class ArOutputs:
                 message = "the grammar of the structured output cannot be compiled"
                 return StageFailure(BadRequestError.code, message, "structured_outputs")
             message = f"stage {self._stage} failed this request"
+            if isinstance(output.stop_reason, str):
+                message = f"stage {self._stage}: {output.stop_reason}"
             return StageFailure(RequestFailedError.code, message)
         if output.finish_reason is FinishReason.ABORT:
             message = f"stage {self._stage} ended this request: it is paused or shutting down"

@@ -9,7 +9,8 @@ from __future__ import annotations
 import asyncio
 import copy
 import itertools
-from collections.abc import Mapping
+import time
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -24,11 +25,13 @@ from vllm.utils.mistral import is_mistral_tokenizer
 from vllm.v1.engine import EngineCoreRequest
 from vllm.v1.engine.input_processor import InputProcessor
 
+from vllm_omni.core.conditioning import SOURCES_KEY
 from vllm_omni.core.request_deadlines import REMAINING_KEY
 from vllm_omni.core.token_streams import TARGETS_KEY
 from vllm_omni.engine.ar_checks import refuse_fatal
 from vllm_omni.engine.ar_speech import SETTINGS_KEY, SpeechPrompter, check_audio
 from vllm_omni.engine.grammar_bounds import check_grammar
+from vllm_omni.engine.messages import StreamSource
 from vllm_omni.errors import BadRequestError, ConfigError
 from vllm_omni.inputs.prompt import OmniPrompt
 
@@ -125,7 +128,7 @@ class PromptProcessor:
             )
         if params.structured_outputs is not None:
             check_grammar(params.structured_outputs)
-        for key in (TARGETS_KEY, REMAINING_KEY):
+        for key in (TARGETS_KEY, SOURCES_KEY, REMAINING_KEY):
             if key in (params.extra_args or {}):
                 raise BadRequestError(f"{key} is not a client's to set", field="extra_args")
         unknown = set(options) - {*_PASSED_OPTIONS, *_REQUEST_OPTIONS, *_OTHER_OPTIONS}
@@ -144,6 +147,40 @@ class PromptProcessor:
             raise as_bad_request(error, field) from error
         text = options.get("prompt_text") or prompt.text or engine_input.get("prompt")
         return [PreparedPrompt([request], text)]
+
+    def parked(
+        self, request_id: str, params: object, sources: Sequence[StreamSource]
+    ) -> PreparedPrompt:
+        """A request whose prompt a stream will make in the core. It holds one token until then.
+
+        Raises:
+            BadRequestError: its params cannot be served.
+        """
+        if not isinstance(params, SamplingParams):
+            raise BadRequestError("a talker's params are SamplingParams", field="sampling_params")
+        own = params.clone()
+        own.extra_args = {
+            **(own.extra_args or {}),
+            SOURCES_KEY: [[s.stream, s.stage, s.bridge, s.context] for s in sources],
+        }
+        if own.max_tokens is None:
+            own.max_tokens = self.model_config.max_model_len - 1
+        eos_token_ids = self.model_config.hf_text_config.eos_token_id
+        own.update_from_generation_config({"eos_token_id": eos_token_ids})
+        own.detokenize = False
+        request = EngineCoreRequest(
+            request_id=request_id,
+            prompt_token_ids=[0],
+            mm_features=None,
+            sampling_params=own,
+            pooling_params=None,
+            arrival_time=time.time(),
+            lora_request=None,
+            cache_salt=None,
+            data_parallel_rank=None,
+        )
+        refuse_fatal(request, self.vllm_config)
+        return PreparedPrompt([request])
 
     def _hears(self, prompt: OmniPrompt) -> bool:
         """The prompt is audio for a speech model, whatever words stand beside it for others."""

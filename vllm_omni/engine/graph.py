@@ -18,6 +18,8 @@ class StreamEdge:
     bridge: str
     label: str
     """Suffix that makes a stream id out of a request id."""
+    conditions: bool = False
+    """See `StreamTarget.conditions`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,6 +93,7 @@ def _stream_edge(pipeline: PipelineConfig, edge: Edge) -> StreamEdge:
         source_name=edge.source,
         bridge=edge.bridge,
         label=f"/{edge.source}>{edge.target}",
+        conditions=edge.capture is not None,
     )
 
 

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Protocol
 
 from vllm_omni.config.deploy import ResolvedConfig, ResolvedStage
+from vllm_omni.config.pipeline import StageKind
 from vllm_omni.engine.replica_spec import ReplicaSpec
 from vllm_omni.engine.stage_client import StageClient, StagePreparer
 
@@ -29,6 +30,8 @@ class FactoryLauncher:
     def replica_specs(self, config: ResolvedConfig) -> Sequence[ReplicaSpec]:
         from vllm_omni.engine import stage_factory
 
+        if any(stage.config.kind is StageKind.AUTOREGRESSIVE for stage in config.stages):
+            _import_vllm()
         return stage_factory.replica_specs(config)
 
     async def start_replica(self, spec: ReplicaSpec) -> StageClient:
@@ -40,3 +43,13 @@ class FactoryLauncher:
         from vllm_omni.engine import stage_factory
 
         return stage_factory.make_preparer(stage, config)
+
+
+def _import_vllm() -> None:
+    """Import what replicas and preparers need, in one thread.
+
+    Modules of vLLM import each other in a circle: two threads that enter it at different places
+    see halves of them.
+    """
+    import vllm_omni.engine.ar_launch
+    import vllm_omni.engine.ar_preparer  # noqa: F401

@@ -24,6 +24,8 @@ class StreamTarget(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Data-plane address of the receiving replica."""
     stream: str
     """Stream id, unique per request, source stage and incarnation."""
+    conditions: bool = False
+    """It conditions another autoregressive stage: prompt and captured rows travel too."""
 
 
 class StreamSource(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

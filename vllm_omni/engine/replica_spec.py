@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from vllm_omni.config.pipeline import StageKind
+from vllm_omni.config.pipeline import Capture, StageKind
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,9 +33,18 @@ class ReplicaSpec:
     """`module:name` of the stream bridges that feed it, imported before it is ready."""
     has_targets: bool = False
     """It streams into other stages: it opens a data-plane sender."""
+    capture: Capture | None = None
+    """AUTOREGRESSIVE: what its runner keeps of every forward for the stages it conditions."""
+    hf_config: str | None = None
+    """`StageConfig.hf_config`."""
     incarnation: int = 1
     """Counts the starts of this replica. Part of the addresses it binds, so that what was meant
     for an earlier incarnation does not reach a later one."""
+
+    @property
+    def is_conditioned(self) -> bool:
+        """Another autoregressive stage feeds its requests, position by position."""
+        return self.kind is StageKind.AUTOREGRESSIVE and self.has_sources
 
     @property
     def name(self) -> str:

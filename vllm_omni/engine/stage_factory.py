@@ -46,6 +46,8 @@ def _replica_spec(config: ResolvedConfig, stage: ResolvedStage, replica_id: int)
         has_sources=any(edge.target == name for edge in streams),
         bridges=tuple(edge.bridge for edge in streams if edge.target == name),
         has_targets=any(edge.source == name for edge in streams),
+        capture=next((e.capture for e in streams if e.source == name and e.capture), None),
+        hf_config=stage.config.hf_config,
     )
 
 

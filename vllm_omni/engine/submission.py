@@ -132,7 +132,11 @@ class Submission(FaultIsolation):
             state.params[stage_id],
             state.stream_sources(stage_id) if stage.stream_sources else (),
             tuple(
-                StreamTarget(self._told_address(edge.target, state), state.request_id + edge.label)
+                StreamTarget(
+                    self._told_address(edge.target, state),
+                    state.request_id + edge.label,
+                    edge.conditions,
+                )
                 for edge in stage.stream_targets
             ),
             state.deadline_s,

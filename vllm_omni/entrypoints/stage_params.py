@@ -11,6 +11,7 @@ import msgspec
 from vllm.sampling_params import RequestOutputKind, SamplingParams
 
 from vllm_omni.config.pipeline import Modality, PipelineConfig, StageConfig, StageKind, Task
+from vllm_omni.core.conditioning import VOICE_KEY
 from vllm_omni.engine.graph import RoutePlan
 from vllm_omni.errors import BadRequestError
 from vllm_omni.inputs.diffusion import OmniDiffusionSamplingParams
@@ -106,13 +107,24 @@ class StageParams:
         if given is None:
             if speech is not None and expected is SpeechParams:
                 return speech
-            return self._defaults[stage_id]
+            given = self._defaults[stage_id]
         if not isinstance(given, expected):
             raise BadRequestError(
                 f"stage {stage.name!r} takes {expected.__name__}, not {type(given).__name__}",
                 field=field,
             )
+        if speech is not None and stage.speaks and isinstance(given, SamplingParams):
+            return _spoken(given, speech)
         return given
+
+
+def _spoken(params: SamplingParams, speech: SpeechParams) -> SamplingParams:
+    """Params of a stage that makes speech out of tokens, with the voice and seed of a request."""
+    own = copy.copy(params)
+    own.extra_args = {VOICE_KEY: speech.voice, **(params.extra_args or {})}
+    if own.seed is None:
+        own.seed = speech.seed
+    return own
 
 
 def _default(stage: StageConfig) -> Params:

@@ -92,7 +92,7 @@ def _install_losses() -> None:
     def remember(self: TokenStreams, request_id: str, params: Any) -> None:
         order = order_in(params.seed if params is not None else None)
         if order is not None:
-            orders.update((stream, order) for _, stream in targets_of(params))
+            orders.update((target.stream, order) for target in targets_of(params))
         real_open(self, request_id, params)
 
     def lose(self: ZmqSender, link: Any, message: wire.Message, payload: Any = None) -> bool:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import base64
 import dataclasses
 from collections.abc import AsyncIterator
 from typing import Any
@@ -20,9 +19,6 @@ from tests.entrypoints.openai.http_rig import (
 from vllm_omni.config.deploy import ServerLimits
 from vllm_omni.config.pipeline import Modality
 from vllm_omni.entrypoints.openai.chat import serving as chat_serving
-from vllm_omni.entrypoints.openai.media.fetch import MediaFetcher
-
-WAV = base64.b64decode(wav_base64(160))
 
 
 @pytest.fixture
@@ -53,47 +49,76 @@ def parsed(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
     return seen
 
 
-async def test_audio_parts_reach_vllm_as_they_are(rig: Rig, parsed: list[dict[str, Any]]) -> None:
-    part = audio_part(wav_base64(160))
-    response = await rig.chat(content=[part])
+async def test_vllm_sees_a_handle_in_the_place_of_audio(
+    rig: Rig, parsed: list[dict[str, Any]]
+) -> None:
+    response = await rig.chat(content=[audio_part(wav_base64(160))])
 
     # The tiny model of this test reads text only: vLLM says so, which shows that it was asked.
     assert response.status_code == 400
-    assert parsed[0]["messages"][0]["content"] == [part]
-
-
-async def test_what_a_url_names_is_fetched_here(
-    rig: Rig, parsed: list[dict[str, Any]], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    async def fetch(self: MediaFetcher, url: str, max_bytes: int, field: str) -> bytes:
-        assert (url, max_bytes) == ("https://media.example/a.wav", 10_000)
-        return WAV
-
-    monkeypatch.setattr(MediaFetcher, "fetch", fetch)
-    url = {"url": "https://media.example/a.wav"}
-    await rig.chat(content=[{"type": "audio_url", "audio_url": url}])
-
     (part,) = parsed[0]["messages"][0]["content"]
-    assert part["audio_url"]["url"] == f"data:audio/wav;base64,{base64.b64encode(WAV).decode()}"
+    assert part["type"] == "audio_url"
+    assert part["audio_url"]["url"].startswith("omni-media:")
 
 
 @pytest.mark.parametrize(
     ("part", "param"),
     [
-        (audio_part("%%%%"), "messages[0].content[0].input_audio.data"),
         (audio_part(wav_base64(9000)), "messages[0].content[0].input_audio.data"),
         (
             {"type": "image_url", "image_url": {"url": "http://169.254.169.254/x.png"}},
             "messages[0].content[0].image_url.url",
         ),
         ({"image_url": "http://169.254.169.254/x.png"}, "messages[0].content[0].image_url"),
+        (
+            {"type": "input_image", "image_url": "http://10.0.0.1/x.png"},
+            "messages[0].content[0].image_url",
+        ),
+        (
+            {"type": "image_url", "image_url": {"url": "omni-media:guess/0"}},
+            "messages[0].content[0].image_url.url",
+        ),
+        (
+            {"type": "image_url", "image_url": {"url": "data:audio/wav;base64,AAAA"}},
+            "messages[0].content[0].image_url.url",
+        ),
+        ({"type": "image_url", "image_url": {"url": "file:///etc/passwd"}}, None),
+        ({"type": "video_url", "video_url": {"url": "data:video/mp4;base64,AAAA"}}, None),
+        ({"type": "image_pil", "image_pil": "x"}, "messages[0].content[0]"),
+        (
+            {"type": "text", "text": "x", "uuid": "u", "image_url": "http://10.0.0.1/x.png"},
+            "messages[0].content[0].uuid",
+        ),
+        ({**audio_part(wav_base64(160)), "uuid": "u"}, "messages[0].content[0].uuid"),
     ],
 )
 async def test_vllm_is_given_nothing_unchecked(
-    rig: Rig, parsed: list[dict[str, Any]], part: dict[str, Any], param: str
+    rig: Rig, parsed: list[dict[str, Any]], part: dict[str, Any], param: str | None
 ) -> None:
     response = await rig.chat(content=[part])
 
     assert response.status_code == 400
-    assert response.json()["error"]["param"] == param
+    assert param is None or response.json()["error"]["param"] == param
+    assert response.json()["error"]["param"].startswith("messages[0].content[0]")
     assert parsed == []
+
+
+@pytest.mark.parametrize(
+    ("options", "param"),
+    [
+        ({"mm_processor_kwargs": {"fps": 30}}, "mm_processor_kwargs.fps"),
+        (
+            # The pipeline of this test reads no video.
+            {"mm_processor_kwargs": {"use_audio_in_video": True}},
+            "mm_processor_kwargs.use_audio_in_video",
+        ),
+        ({"media_io_kwargs": {"video": {"num_frames": 9}}}, "media_io_kwargs"),
+    ],
+)
+async def test_a_client_does_not_steer_how_media_are_read(
+    rig: Rig, options: dict[str, Any], param: str
+) -> None:
+    response = await rig.chat(**options)
+
+    assert response.status_code == 400
+    assert response.json()["error"]["param"] == param

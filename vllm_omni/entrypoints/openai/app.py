@@ -25,9 +25,10 @@ from vllm_omni.entrypoints.openai.completions.serving import OmniServingCompleti
 from vllm_omni.entrypoints.openai.engine_client import OmniEngineClient
 from vllm_omni.entrypoints.openai.errors import install_error_handlers
 from vllm_omni.entrypoints.openai.health.api_router import router as health_router
+from vllm_omni.entrypoints.openai.media.connector import AttachedMediaStore, install_connector
 from vllm_omni.entrypoints.openai.media.decode import AudioLimits
 from vllm_omni.entrypoints.openai.media.fetch import MediaFetcher
-from vllm_omni.entrypoints.openai.media.loader import AudioLoader
+from vllm_omni.entrypoints.openai.media.loader import MediaLoader
 from vllm_omni.entrypoints.openai.media.pool import MediaPool
 from vllm_omni.entrypoints.openai.middleware import BodyLimitMiddleware, KeyMiddleware
 from vllm_omni.entrypoints.openai.models.api_router import router as models_router
@@ -90,7 +91,9 @@ def _extend_state(args: Namespace, app: FastAPI, omni: AsyncOmni, pool: MediaPoo
     state, limits = app.state, omni.config.limits
     capabilities = Capabilities.of(omni.config)
     fetcher = MediaFetcher(limits.media_fetch)
-    media = ChatMedia(capabilities, AudioLoader(limits, fetcher, pool), pool)
+    store = AttachedMediaStore(MediaLoader(limits, fetcher, pool))
+    install_connector(store)
+    media = ChatMedia(capabilities, store, pool)
     models = OmniModels(state.openai_serving_models, capabilities)
     state.omni = omni
     state.omni_models = models

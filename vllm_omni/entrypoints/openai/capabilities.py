@@ -9,7 +9,7 @@ from pathlib import Path
 
 from vllm_omni.config.deploy import ResolvedConfig
 from vllm_omni.config.pipeline import Modality, PipelineConfig, Task
-from vllm_omni.errors import BadRequestError, ConfigError, UnsupportedModalityError
+from vllm_omni.errors import BadRequestError, ConfigError
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,10 +51,7 @@ class Capabilities:
         wanted = set()
         for name in names:
             if name not in self.outputs:
-                known = ", ".join(sorted(self.outputs))
-                raise UnsupportedModalityError(
-                    f"this model does not write {name!r}; it writes {known}", field="modalities"
-                )
+                raise self.pipeline.does_not_write(name)
             wanted.add(Modality(name))
         if not wanted:
             raise BadRequestError("modalities must not be empty", field="modalities")

@@ -10,12 +10,13 @@ from pydantic import ValidationError
 from vllm import SamplingParams
 from vllm.sampling_params import RequestOutputKind
 
-from vllm_omni.config.pipeline import PipelineConfig, StageConfig, StageKind
+from vllm_omni.config.pipeline import Modality, PipelineConfig, StageConfig, StageKind
 from vllm_omni.entrypoints.openai.chat.protocol import SAMPLING_FIELDS, OmniChatRequest
 from vllm_omni.errors import BadRequestError
 from vllm_omni.inputs.speech import SpeechParams
 
 LIST_FIELD = "sampling_params_list"
+SOUND_OPTION = "use_audio_in_video"
 _RESERVED_PREFIX = "omni_"
 
 
@@ -75,6 +76,20 @@ def check_extra_args(params: SamplingParams) -> None:
     for name in params.extra_args or {}:
         if name.startswith(_RESERVED_PREFIX):
             raise BadRequestError(f"{name!r} is reserved", field=f"vllm_xargs.{name}")
+
+
+def check_processor_options(request: OmniChatRequest, native: frozenset[Modality]) -> None:
+    """Of a processor's options a client may set whether a video's sound is heard, nothing else."""
+    for name, value in (request.mm_processor_kwargs or {}).items():
+        field = f"mm_processor_kwargs.{name}"
+        if name != SOUND_OPTION or Modality.VIDEO not in native:
+            raise BadRequestError(f"{name!r} is not a client's to set", field=field)
+        if not isinstance(value, bool):
+            raise BadRequestError("must be true or false", field=field)
+    if request.media_io_kwargs:
+        raise BadRequestError(
+            "how media are read is not a client's to set", field="media_io_kwargs"
+        )
 
 
 def _sampling_params(values: Mapping[str, Any], index: int) -> SamplingParams:

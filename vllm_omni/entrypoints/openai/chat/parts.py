@@ -1,7 +1,7 @@
 """Media parts of chat messages, before anything validates or renders them.
 
-Works on the decoded JSON: an audio part becomes the pipeline's placeholder, its encoded data stay
-beside it, and no validator ever copies them.
+Works on the decoded JSON: a media part becomes the pipeline's placeholder or a short handle, its
+encoded data stay beside it, and no validator ever copies them.
 """
 
 from __future__ import annotations
@@ -12,43 +12,55 @@ from typing import Final
 
 from vllm_omni.config.pipeline import Modality
 from vllm_omni.entrypoints.openai.media.decode import INPUT_FORMATS
-from vllm_omni.entrypoints.openai.media.loader import AudioSource, audio_source_from_url
+from vllm_omni.entrypoints.openai.media.loader import MediaSource, source_from_url
 from vllm_omni.errors import BadRequestError, UnsupportedModalityError
 
-_OTHER_MEDIA: Final = {
+_URL_KINDS: Final = {
+    "audio_url": Modality.AUDIO,
     "image_url": Modality.IMAGE,
-    "image_pil": Modality.IMAGE,
-    "image_embeds": Modality.IMAGE,
     "input_image": Modality.IMAGE,
     "video_url": Modality.VIDEO,
-    "audio_embeds": Modality.AUDIO,
 }
-_AUDIO_KINDS: Final = ("input_audio", "audio_url")
+"""Parts whose media stand in a URL."""
+_REFUSED_KINDS: Final = {
+    "image_pil": Modality.IMAGE,
+    "image_embeds": Modality.IMAGE,
+    "audio_embeds": Modality.AUDIO,
+    "video_embeds": Modality.VIDEO,
+}
+"""vLLM's further parts, which hold something that was decoded or embedded elsewhere."""
+_MEDIA_KINDS: Final = {"input_audio": Modality.AUDIO} | _URL_KINDS | _REFUSED_KINDS
 _TEXT_KINDS: Final = ("text", "input_text", "output_text", None)
 MAX_MESSAGES: Final = 4096
 """Messages and parts of one request together: each costs time to validate, even an empty one."""
 
 
 @dataclass(frozen=True, slots=True)
-class AudioPart:
-    """One audio part of a message, with the list it stands in."""
+class MediaPart:
+    """One media part of a message, with the list it stands in."""
 
-    source: AudioSource
+    source: MediaSource
     parts: list[object]
     index: int
 
     def replace(self, part: dict[str, object]) -> None:
+        """Put something else in its place."""
         self.parts[self.index] = part
 
+    def replace_by_url(self, url: str) -> None:
+        """Leave a part of the same kind that names `url`."""
+        kind = f"{self.source.kind}_url"
+        self.replace({"type": kind, kind: {"url": url}})
 
-def find_audio(messages: object, readable: frozenset[Modality]) -> list[AudioPart]:
-    """Every audio part in order; refuses malformed messages and media the pipeline cannot read."""
+
+def find_media(messages: object, readable: frozenset[Modality]) -> list[MediaPart]:
+    """Every media part in order; refuses malformed messages and media the pipeline cannot read."""
     if not isinstance(messages, list):
         raise BadRequestError("messages must be a list", field="messages")
     if not messages:
         raise BadRequestError("messages must not be empty", field="messages")
     _check_count(messages)
-    found: list[AudioPart] = []
+    found: list[MediaPart] = []
     for i, message in enumerate(messages):
         path = f"messages[{i}]"
         if not isinstance(message, dict):
@@ -59,9 +71,9 @@ def find_audio(messages: object, readable: frozenset[Modality]) -> list[AudioPar
         content = message.get("content")
         if isinstance(content, list):
             for j, part in enumerate(content):
-                source = _audio_source(part, f"{path}.content[{j}]", readable)
+                source = _media_source(part, f"{path}.content[{j}]", readable)
                 if source is not None:
-                    found.append(AudioPart(source, content, j))
+                    found.append(MediaPart(source, content, j))
     return found
 
 
@@ -103,30 +115,30 @@ def _check_content(message: dict[str, object], path: str) -> None:
         )
 
 
-def _audio_source(part: object, path: str, readable: frozenset[Modality]) -> AudioSource | None:
-    """The audio that a part holds; None for a part of text."""
+def _media_source(part: object, path: str, readable: frozenset[Modality]) -> MediaSource | None:
+    """The media item that a part holds; None for a part of text."""
     if isinstance(part, str):
         return None
     if not isinstance(part, dict):
         raise BadRequestError("a content part must be an object", field=path)
+    if part.get("uuid") is not None:
+        # vLLM would take whatever it keeps under that name, another client's media included.
+        raise BadRequestError("media are not known by uuid here", field=f"{path}.uuid")
     kind = part.get("type")
     if kind is None:
-        kind = next((name for name in (*_AUDIO_KINDS, *_OTHER_MEDIA) if name in part), None)
+        kind = next((name for name in _MEDIA_KINDS if name in part), None)
     if kind is not None and not isinstance(kind, str):
         raise BadRequestError("type must be a text", field=f"{path}.type")
-    modality = Modality.AUDIO if kind in _AUDIO_KINDS else _OTHER_MEDIA.get(kind or "")
-    if modality is None:
+    modality = _MEDIA_KINDS.get(kind or "")
+    if kind is None or modality is None:
         _check_text(part, kind, path)
         return None
-    if modality not in readable or kind == "audio_embeds":
+    if modality not in readable or kind in _REFUSED_KINDS:
         raise UnsupportedModalityError(f"this model does not read {kind} parts", field=path)
     if kind == "input_audio":
         return _input_audio(part.get("input_audio"), f"{path}.input_audio")
-    if kind == "audio_url":
-        return _audio_url(part.get("audio_url"), f"{path}.audio_url")
-    if kind in ("image_url", "video_url"):
-        _check_inline(part.get(kind), f"{path}.{kind}")
-    return None
+    key = "image_url" if kind == "input_image" else kind
+    return _by_url(part.get(key), f"{path}.{key}", modality)
 
 
 def _check_text(part: dict[str, object], kind: str | None, path: str) -> None:
@@ -135,14 +147,7 @@ def _check_text(part: dict[str, object], kind: str | None, path: str) -> None:
         raise BadRequestError("text must be a text", field=f"{path}.text")
 
 
-def _check_inline(value: object, path: str) -> None:
-    """Images and videos are vLLM's to decode, and its fetcher would connect anywhere."""
-    url, path = (value.get("url"), f"{path}.url") if isinstance(value, dict) else (value, path)
-    if not isinstance(url, str) or not url[:5].lower() == "data:":
-        raise BadRequestError("send a data URL", field=path)
-
-
-def _input_audio(value: object, path: str) -> AudioSource:
+def _input_audio(value: object, path: str) -> MediaSource:
     if not isinstance(value, dict):
         raise BadRequestError("input_audio must be {'data': ..., 'format': ...}", field=path)
     data, form = value.get("data"), value.get("format")
@@ -152,15 +157,15 @@ def _input_audio(value: object, path: str) -> AudioSource:
         raise BadRequestError(
             f"format must be one of {', '.join(INPUT_FORMATS)}", field=f"{path}.format"
         )
-    return AudioSource(f"{path}.data", base64=data, declared_format=form)
+    return MediaSource(f"{path}.data", base64=data, declared_format=form)
 
 
-def _audio_url(value: object, path: str) -> AudioSource:
+def _by_url(value: object, path: str, kind: Modality) -> MediaSource:
     if isinstance(value, dict):
         value, path = value.get("url"), f"{path}.url"
     if not isinstance(value, str):
         raise BadRequestError("the URL must be a text", field=path)
-    return audio_source_from_url(value, path)
+    return source_from_url(value, path, kind)
 
 
 def _texts(body: dict[str, object]) -> Iterator[str]:

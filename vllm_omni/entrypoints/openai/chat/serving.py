@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import base64
 import copy
 import time
-from collections.abc import AsyncGenerator, AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -17,23 +16,24 @@ from vllm.entrypoints.openai.chat_completion.serving import OpenAIServingChat
 
 from vllm_omni.config.pipeline import Modality, StageKind, Task, plan_route
 from vllm_omni.entrypoints.openai.capabilities import Capabilities
-from vllm_omni.entrypoints.openai.chat.parts import AudioPart, find_audio, refuse_placeholder
+from vllm_omni.entrypoints.openai.chat.parts import MediaPart, find_media, refuse_placeholder
 from vllm_omni.entrypoints.openai.chat.protocol import AudioOptions, OmniChatRequest
 from vllm_omni.entrypoints.openai.chat.stream import SpokenAnswer, new_audio_id
 from vllm_omni.entrypoints.openai.engine_client import OmniEngineClient
-from vllm_omni.entrypoints.openai.media.decode import sniff
+from vllm_omni.entrypoints.openai.media.connector import AttachedMediaStore
 from vllm_omni.entrypoints.openai.media.encode import (
     CHAT_FORMATS,
     AudioFormat,
     encode_base64,
     find_format,
 )
-from vllm_omni.entrypoints.openai.media.loader import AudioLoader
+from vllm_omni.entrypoints.openai.media.loader import MediaLoader
 from vllm_omni.entrypoints.openai.media.pool import MediaPool
 from vllm_omni.entrypoints.openai.params import (
     LIST_FIELD,
     apply_to_request,
     check_list,
+    check_processor_options,
     merge_speech,
     stage_params,
 )
@@ -52,8 +52,12 @@ class ChatMedia:
     """What chat needs beside vLLM's serving class."""
 
     capabilities: Capabilities
-    loader: AudioLoader
+    store: AttachedMediaStore
     pool: MediaPool
+
+    @property
+    def loader(self) -> MediaLoader:
+        return self.store.loader
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +74,11 @@ class OmniServingChat(OmniErrorsMixin, OpenAIServingChat):  # type: ignore[misc]
     engine_client: OmniEngineClient
 
     def __init__(self, media: ChatMedia, **kwargs: Any) -> None:
-        super().__init__(**kwargs)
+        renderer = copy.copy(kwargs["online_renderer"])
+        self._checks_options = not renderer.trust_request_mm_kwargs
+        # vLLM trusts a request with all options of its processors or with none; we look at each.
+        renderer.trust_request_mm_kwargs = True
+        super().__init__(**{**kwargs, "online_renderer": renderer})
         self._media = media
         self._scope = RequestScope()
         self._spoken: _Spoken | None = None
@@ -93,66 +101,59 @@ class OmniServingChat(OmniErrorsMixin, OpenAIServingChat):  # type: ignore[misc]
         Raises:
             OmniError, AnsweredError: nothing was sent and nothing is left running.
         """
-        parts = self._take_audio(body)
-        if self._reads_audio:
-            await self._inline(parts)
-        request = parse_model(OmniChatRequest, body)
-        bound = self._bound_to(request, parts)
-        self.engine_client.check_places(request.n or 1, "n")
-        if not self._reads_audio:
-            sources = [part.source for part in parts]
-            bound._scope.audio = await self._media.loader.load(sources)
-        try:
-            answer = answer_of(await bound.create_chat_completion(request, raw_request))
-            if isinstance(answer, ChatCompletionResponse):
-                await bound._speak(answer)
-                return answer
-            await bound._scope.prime()
-        except BaseException:
-            await bound._scope.aclose()
-            raise
-        return EventStream(answer, bound._scope)
-
-    def _take_audio(self, body: dict[str, Any]) -> list[AudioPart]:
-        """Find the audio in the messages and check all of it that costs nothing."""
-        capabilities = self._media.capabilities
-        placeholder = capabilities.pipeline.placeholders.get(Modality.AUDIO)
-        parts = find_audio(body.get("messages"), capabilities.chat_inputs)
+        parts = find_media(body.get("messages"), self._media.capabilities.chat_inputs)
         self._media.loader.check([part.source for part in parts])
-        if self._reads_audio or placeholder is None:
-            return parts
-        for part in parts:
+        native = self._media.capabilities.native_inputs
+        left = [part for part in parts if part.source.kind in native]
+        heard = [part for part in parts if part.source.kind not in native]
+        with self._media.store.attach([part.source for part in left]) as attached:
+            self._put_placeholders(body, heard)
+            for i, part in enumerate(left):
+                part.replace_by_url(attached.handle(i))
+            request = parse_model(OmniChatRequest, body)
+            bound = self._bound_to(request, parts)
+            self.engine_client.check_places(request.n or 1, "n")
+            bound._scope.audio = await self._media.loader.load([part.source for part in heard])
+            return await bound._answer(request, raw_request)
+
+    async def _answer(
+        self, request: OmniChatRequest, raw_request: Request
+    ) -> ChatCompletionResponse | EventStream:
+        """Render, start, and wait for the whole answer or for the first output of a stream."""
+        try:
+            answer = answer_of(await self.create_chat_completion(request, raw_request))
+            if isinstance(answer, ChatCompletionResponse):
+                await self._speak(answer)
+                return answer
+            await self._scope.prime()
+        except BaseException:
+            await self._scope.aclose()
+            raise
+        return EventStream(answer, self._scope)
+
+    def _put_placeholders(self, body: dict[str, Any], heard: Sequence[MediaPart]) -> None:
+        """Mark the place of media that another stage turns into text."""
+        placeholder = self._media.capabilities.pipeline.placeholders.get(Modality.AUDIO)
+        if placeholder is None:
+            return
+        for part in heard:
             part.replace({"type": "text", "text": ""})
         refuse_placeholder(body, placeholder)
-        for part in parts:
+        for part in heard:
             part.replace({"type": "text", "text": placeholder})
-        return parts
 
-    @property
-    def _reads_audio(self) -> bool:
-        """The prompt-reading stage takes audio itself: vLLM gets the parts."""
-        return Modality.AUDIO in self._media.capabilities.native_inputs
-
-    async def _inline(self, parts: list[AudioPart]) -> None:
-        """Parts that vLLM will decode: fetched and sniffed here, so that it connects nowhere."""
-        for part in parts:
-            media = await self._media.loader.read(part.source)
-            await self._media.loader.check_media(media)
-            if part.source.url is not None:
-                data = base64.b64encode(media.data).decode()
-                url = {"url": f"data:audio/{sniff(media.data)};base64,{data}"}
-                part.replace({"type": "audio_url", "audio_url": url})
-
-    def _bound_to(self, request: OmniChatRequest, parts: list[AudioPart]) -> OmniServingChat:
+    def _bound_to(self, request: OmniChatRequest, parts: list[MediaPart]) -> OmniServingChat:
         """A copy for one request, with everything that can be refused refused."""
         capabilities = self._media.capabilities
         pipeline = capabilities.pipeline
         outputs = capabilities.check_outputs(request.modalities)
+        if self._checks_options:
+            check_processor_options(request, capabilities.native_inputs)
         options = request.audio or AudioOptions()
         form = find_format(options.format, CHAT_FORMATS, "audio.format")
         if request.audio is not None or Modality.AUDIO in outputs:
             capabilities.check_voice(options.voice_name, "audio.voice")
-        inputs = frozenset({Modality.AUDIO}) if parts else frozenset()
+        inputs = frozenset(part.source.kind for part in parts)
         # The words come with the audio always: they are its transcript and its finish.
         wanted = outputs | {Modality.TEXT}
         plan_route(pipeline, Task.CHAT, inputs, wanted)

@@ -9,6 +9,7 @@ import io
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
+from vllm_omni.config.pipeline import Modality
 from vllm_omni.entrypoints.openai.media.sources import EncodedMedia
 from vllm_omni.entrypoints.openai.media.wav import missing_bytes
 from vllm_omni.errors import BadRequestError
@@ -56,7 +57,7 @@ def decode_audio(media: EncodedMedia, limits: AudioLimits) -> AudioInput:
     """
     container = check_container(media)
     try:
-        if container in ("mp4", "webm", "aac"):
+        if container in ("mp4", "webm", "aac", "avi"):
             samples, rate = _read_with_av(media, limits)
         else:
             samples, rate = _read_with_soundfile(media, limits)
@@ -91,6 +92,8 @@ def sniff(data: bytes) -> str | None:
     """Container by magic number; None when it is none of ours."""
     if data[:4] == b"RIFF" and data[8:12] == b"WAVE":
         return "wav"
+    if data[:4] == b"RIFF" and data[8:12] == b"AVI ":
+        return "avi"
     if data[:4] == b"fLaC":
         return "flac"
     if data[:4] == b"OggS":
@@ -138,7 +141,7 @@ def _read_with_av(media: EncodedMedia, limits: AudioLimits) -> tuple[NDArray[np.
 
     with av.open(io.BytesIO(media.data)) as container:
         if not container.streams.audio:
-            raise BadRequestError("the file holds no audio", field=media.field)
+            raise BadRequestError(f"the {_file_of(media)} has no sound", field=media.field)
         stream = container.streams.audio[0]
         if stream.codec_context is None:
             raise BadRequestError("the file is cut off or damaged", field=media.field)
@@ -173,6 +176,10 @@ def _checked(samples: NDArray[np.float32], media: EncodedMedia) -> NDArray[np.fl
     if not np.isfinite(samples).all():
         raise BadRequestError("the audio has samples that are not numbers", field=media.field)
     return np.clip(samples, -1.0, 1.0).astype(np.float32, copy=False)
+
+
+def _file_of(media: EncodedMedia) -> str:
+    return "video" if media.kind is Modality.VIDEO else "audio file"
 
 
 def _too_long(media: EncodedMedia, limits: AudioLimits) -> BadRequestError:

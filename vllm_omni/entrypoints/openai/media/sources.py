@@ -8,10 +8,19 @@ import re
 from dataclasses import dataclass
 from typing import Final
 
+from vllm_omni.config.pipeline import Modality
 from vllm_omni.errors import BadRequestError
 
-_DATA_URL: Final = re.compile(r"data:(?P<type>[\w.+-]+/[\w.+-]+)?(?:;[\w.+-]+=[^;,]*)*;base64,")
+_DATA_URL: Final = re.compile(
+    r"data:(?P<type>[\w.+-]+/[\w.+-]+)?(?:;[\w.+-]+=[^;,]*)*;base64,", re.IGNORECASE
+)
 _INLINE_CHARS: Final = 4096
+_TYPES: Final = {
+    Modality.AUDIO: ("audio", "video", "application"),
+    Modality.IMAGE: ("image", "application"),
+    Modality.VIDEO: ("video", "application"),
+}
+"""What a data URL may say that an item of this kind is. The bytes decide."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,42 +31,45 @@ class EncodedMedia:
     field: str
     declared_format: str | None = None
     """What the client says it is; checked against what it is."""
+    kind: Modality = Modality.AUDIO
 
 
-def check_base64_size(text: str, max_bytes: int, field: str) -> None:
+def check_base64_size(
+    text: str, max_bytes: int, field: str, kind: Modality = Modality.AUDIO
+) -> None:
     """Refuse a base64 text that holds nothing or more than `max_bytes`, without decoding it."""
     if not text:
-        raise BadRequestError("the audio is empty", field=field)
+        raise BadRequestError(f"the {kind} is empty", field=field)
     if len(text) > (max_bytes + 2) // 3 * 4 + _INLINE_CHARS:
-        raise too_large(max_bytes, field)
+        raise too_large(max_bytes, field, kind)
 
 
-def decode_base64(text: str, max_bytes: int, field: str) -> bytes:
+def decode_base64(text: str, max_bytes: int, field: str, kind: Modality = Modality.AUDIO) -> bytes:
     """The bytes of a strict base64 text."""
-    check_base64_size(text, max_bytes, field)
+    check_base64_size(text, max_bytes, field, kind)
     try:
         data = base64.b64decode(text, validate=True)
     except (binascii.Error, ValueError):
         # binascii's own text quotes nothing of use; a URL-safe alphabet is the usual mistake.
         raise BadRequestError("not valid base64", field=field) from None
     if len(data) > max_bytes:
-        raise too_large(max_bytes, field)
+        raise too_large(max_bytes, field, kind)
     if not data:
-        raise BadRequestError("the audio is empty", field=field)
+        raise BadRequestError(f"the {kind} is empty", field=field)
     return data
 
 
-def split_data_url(url: str, field: str) -> str:
+def split_data_url(url: str, field: str, kind: Modality = Modality.AUDIO) -> str:
     """The base64 text of a `data:` URL."""
     match = _DATA_URL.match(url[:512])
     if match is None:
         raise BadRequestError("a data URL must be data:TYPE;base64,DATA", field=field)
-    kind = match["type"]
-    if kind and kind.partition("/")[0] not in ("audio", "video", "application"):
-        raise BadRequestError(f"{kind} is not audio", field=field)
+    mime = (match["type"] or "").lower()
+    if mime and mime.partition("/")[0] not in _TYPES[kind]:
+        raise BadRequestError(f"{mime} is not {kind}", field=field)
     return url[match.end() :]
 
 
-def too_large(max_bytes: int, field: str) -> BadRequestError:
+def too_large(max_bytes: int, field: str, kind: Modality = Modality.AUDIO) -> BadRequestError:
     """The error for an item over the operator's limit."""
-    return BadRequestError(f"the audio is larger than {max_bytes} bytes", field=field)
+    return BadRequestError(f"the {kind} is larger than {max_bytes} bytes", field=field)

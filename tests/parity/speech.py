@@ -1,0 +1,223 @@
+"""What the talkers of all families are held to: the reference's codes, with a real thinker before.
+
+Sampling is off everywhere. A reply is ended by a token that its thinker would have written anyway,
+as random weights seldom choose their end.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+from collections.abc import AsyncIterator, Mapping
+from contextlib import ExitStack, asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+
+from tests.ar_replicas import Requests, greedy, replica
+from tests.parity.omni_prompts import Question
+from tests.parity.speech_ends import Heard
+from vllm_omni.config.pipeline import PipelineConfig
+from vllm_omni.distributed.omni_connectors.factory import Connector, open_connector
+from vllm_omni.distributed.run_directory import RunDirectory
+from vllm_omni.engine.messages import StreamSource, StreamTarget
+from vllm_omni.entrypoints.prompts import parse_prompt
+from vllm_omni.inputs.prompt import OmniPrompt
+
+ENGINE_ARGS: Mapping[str, object] = {
+    "dtype": "float32",
+    "max_model_len": 2048,
+    "kv_cache_memory_bytes": 64 << 20,
+}
+
+
+@dataclass(frozen=True)
+class Spoken:
+    """One reply of the reference."""
+
+    prompt: OmniPrompt
+    prompt_ids: list[int]
+    reply: list[int]
+    """Without `end_token`, which ended it."""
+    end_token: int
+    codes: list[list[int]]
+
+
+class Speaker:
+    """A reference model that speaks."""
+
+    def __init__(self, model_dir: Path, model_class: str) -> None:
+        transformers.logging.set_verbosity_error()
+        torch.set_num_threads(1)
+        self._processor = transformers.AutoProcessor.from_pretrained(model_dir)
+        self.model = (
+            getattr(transformers, model_class)
+            .from_pretrained(model_dir, dtype=torch.float32)
+            .eval()
+        )
+        talker = self.model.talker.config
+        if not hasattr(talker, "audio_config"):
+            # Its positions of audio look there; transformers 5.19 stops with an AttributeError.
+            talker.audio_config = self.model.config.thinker_config.audio_config
+
+    def speak(self, question: Question, num_tokens: int, num_frames: int, **options: Any) -> Spoken:
+        """A reply of at most `num_tokens` tokens and its codes."""
+        turns = [{"role": "user", "content": list(question.parts)}]
+        text = self._processor.apply_chat_template(
+            turns, tokenize=False, add_generation_prompt=True
+        )
+        media: dict[str, Any] = {}
+        if question.images:
+            media["images"] = list(question.images)
+        if question.audio:
+            media["audio"] = list(question.audio)
+        if question.videos:
+            media["videos"] = [frames for frames, _ in question.videos]
+            media |= {"do_sample_frames": False, "use_audio_in_video": question.hears_videos}
+        inputs = dict(self._processor(text=text, return_tensors="pt", **media))
+        inputs["use_audio_in_video"] = question.hears_videos
+        prompt_ids = inputs["input_ids"][0].tolist()
+        with torch.inference_mode():
+            written = self.model.thinker.generate(
+                **inputs,
+                max_new_tokens=num_tokens + 1,
+                min_new_tokens=num_tokens + 1,
+                do_sample=False,
+            )
+            end_token = int(written[0, -1])
+            sequence, codes = self._generate(inputs, end_token, num_tokens, num_frames, options)
+        reply = sequence[0, len(prompt_ids) :].tolist()
+        assert reply[-1] == end_token, "the reference ended with its end token"
+        return Spoken(parse_prompt(question.prompt(text)), prompt_ids, reply[:-1], end_token, codes)
+
+    def _generate(
+        self,
+        inputs: dict[str, Any],
+        end_token: int,
+        num_tokens: int,
+        num_frames: int,
+        options: dict[str, Any],
+    ) -> tuple[Any, list[list[int]]]:
+        codes: list[list[list[int]]] = []
+        talk = self.model.talker.generate
+        num_groups = getattr(self.model.config.talker_config, "num_code_groups", 1)
+
+        def listen(**given: Any) -> Any:
+            # Passed on to the talker by mistake; its own generate refuses them.
+            result = talk(**{k: v for k, v in given.items() if not k.startswith("pixel_values")})
+            if num_groups > 1:
+                frames = [h[-1] for h in result.hidden_states if h[-1] is not None]
+                codes.append(torch.cat(frames).tolist())
+            else:
+                ends = given["eos_token_id"]
+                sampled = result[0, given["input_ids"].shape[1] :].tolist()
+                codes.append([[code] for code in sampled if code not in ends])
+            return result
+
+        self.model.talker.generate = listen
+        try:
+            sequence, _ = self.model.generate(
+                **inputs,
+                thinker_do_sample=False,
+                thinker_max_new_tokens=num_tokens + 1,
+                thinker_eos_token_id=end_token,
+                talker_do_sample=False,
+                talker_max_new_tokens=num_frames,
+                talker_repetition_penalty=1.0,
+                **options,
+            )
+        finally:
+            del self.model.talker.generate
+        return sequence, codes[0]
+
+
+class Chain:
+    """Thinker and talker, two replicas, and the end that a vocoder would have."""
+
+    def __init__(
+        self, pipeline: PipelineConfig, thinker: Requests, talker: Requests, connector: Connector
+    ) -> None:
+        (edge,) = (edge for edge in pipeline.edges if edge.capture is not None)
+        self._bridge = edge.bridge
+        self.thinker = thinker
+        self.talker = talker
+        self._connector = connector
+        self._ids = itertools.count()
+
+    async def begin(
+        self,
+        prompt: OmniPrompt,
+        num_frames: int,
+        thinker_params: Mapping[str, object],
+        talker_params: Mapping[str, object],
+    ) -> tuple[str, Heard]:
+        """Submit a request to both, as the orchestrator does."""
+        request_id = f"r{next(self._ids)}"
+        states, codes = f"{request_id}/states", f"{request_id}/codes"
+        heard = Heard(self._connector, codes)
+        address = self.talker.client.data_address
+        assert address is not None, "a talker takes streams"
+        await self.thinker.submit(
+            request_id,
+            prompt,
+            greedy(64, **thinker_params),
+            [StreamTarget(address, states, conditions=True)],
+        )
+        await self.talker.submit(
+            request_id,
+            None,
+            greedy(num_frames, **{"ignore_eos": False, **talker_params}),
+            [heard.target],
+            sources=[StreamSource(states, "thinker", self._bridge)],
+        )
+        return request_id, heard
+
+    async def speak(
+        self, prompt: OmniPrompt, end_token: int, num_frames: int, **talker_params: object
+    ) -> tuple[list[int], list[list[int]]]:
+        """The reply's tokens and its codes."""
+        thinker_params = {"stop_token_ids": [end_token]}
+        request_id, heard = await self.begin(prompt, num_frames, thinker_params, talker_params)
+        codes = await heard.all()
+        assert heard.end in ("stop", "length"), heard.error
+        text, sound = await asyncio.gather(
+            self.thinker.all(request_id), self.talker.all(request_id)
+        )
+        assert text[-1].failure is sound[-1].failure is None
+        written = list(text[-1].text.outputs[0].token_ids)
+        return written[:-1] if written[-1] == end_token else written, codes
+
+
+@asynccontextmanager
+async def chain(
+    model_dir: Path, pipeline: PipelineConfig, **thinker_args: object
+) -> AsyncIterator[Chain]:
+    """Both replicas of a family."""
+    thinker, talker = (pipeline.stages[pipeline.stage_id(n)] for n in ("thinker", "talker"))
+    (edge,) = (edge for edge in pipeline.edges if edge.capture is not None)
+    with ExitStack() as stack:
+        folder = RunDirectory.create("test-chain")
+        stack.callback(folder.remove)
+        connector = open_connector("test/0", folder.ipc("data"))
+        stack.callback(connector.close)
+        async with (
+            replica(
+                model_dir,
+                hf_config=thinker.hf_config,
+                capture=edge.capture,
+                start_timeout_s=300.0,
+                engine_args={**ENGINE_ARGS, **thinker_args},
+            ) as thinking,
+            replica(
+                model_dir,
+                stage="talker",
+                has_sources=True,
+                hf_config=talker.hf_config,
+                start_timeout_s=300.0,
+                engine_args=dict(ENGINE_ARGS),
+            ) as talking,
+        ):
+            yield Chain(pipeline, thinking, talking, connector)

@@ -1,0 +1,100 @@
+"""Inputs of a conditioned stage, with a model whose rows are numbers."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from vllm_omni.core.conditioning import ConditionedPrompt, Conditioning, Rows
+from vllm_omni.worker.conditioned_inputs import ConditionedInputs, Scheduled
+from vllm_omni.worker.conditioned_model import SampledBatch
+
+
+class NumberModel:
+    """A row is one number; the constant condition is 1000."""
+
+    row_width = 1
+
+    def rows(self, rows: Rows) -> torch.Tensor:
+        return torch.from_numpy(rows.data).float().unsqueeze(1)
+
+    def rest_row(self) -> torch.Tensor:
+        return torch.tensor([1000.0])
+
+    def inputs(self, base: torch.Tensor, conditions: torch.Tensor) -> torch.Tensor:
+        return base + conditions
+
+    def warm_up(self, max_batch: int) -> None:
+        raise NotImplementedError
+
+    def after_sampling(self, batch: SampledBatch) -> tuple[torch.Tensor, torch.Tensor]:
+        raise NotImplementedError
+
+
+def numbers(*values: int) -> Rows:
+    return Rows("number", np.array(values))
+
+
+def begin(*conditions: int) -> Conditioning:
+    base = [numbers(*(0 for _ in conditions))]
+    return Conditioning(
+        prompt=ConditionedPrompt(base=base, conditions=[numbers(*conditions)], token_ids=[0] * len(conditions))
+    )
+
+
+@pytest.fixture
+def inputs() -> ConditionedInputs:
+    return ConditionedInputs(NumberModel(), torch.float32, torch.device("cpu"))
+
+
+def filled(inputs: ConditionedInputs, *batch: Scheduled) -> list[float]:
+    buffer = torch.full((sum(part.count for part in batch) + 1, 1), -7.0)
+    inputs.fill(buffer, batch)
+    assert buffer[-1] == -7.0, "padding is not touched"
+    return buffer[:-1].flatten().tolist()
+
+
+def test_a_position_is_its_base_and_its_condition(inputs: ConditionedInputs) -> None:
+    inputs.update([("a", begin(1, 2, 3)), ("a", Conditioning(steps=[numbers(4)]))])
+    inputs.keep(torch.tensor([[50.0]]), [("a", 3)])
+
+    assert filled(inputs, Scheduled("a", 0, 3)) == [1, 2, 3]
+    assert filled(inputs, Scheduled("a", 3, 1)) == [54]
+
+
+def test_after_the_last_condition_comes_the_constant_one(inputs: ConditionedInputs) -> None:
+    inputs.update([("a", begin(1)), ("a", Conditioning(steps=[numbers(2)], is_last=True))])
+    inputs.keep(torch.tensor([[10.0]]), [("a", 1)])
+    inputs.keep(torch.tensor([[20.0]]), [("a", 2)])
+
+    assert filled(inputs, Scheduled("a", 1, 1), Scheduled("a", 2, 1)) == [12, 1020]
+
+
+def test_a_recomputed_request_is_fed_the_same_again(inputs: ConditionedInputs) -> None:
+    inputs.update([("a", begin(1, 2)), ("a", Conditioning(steps=[numbers(3, 4)]))])
+    for position, base in ((2, 10.0), (3, 20.0)):
+        inputs.keep(torch.tensor([[base]]), [("a", position)])
+    once = filled(inputs, Scheduled("a", 0, 4))
+
+    assert filled(inputs, Scheduled("a", 0, 4)) == once == [1, 2, 13, 24]
+
+
+def test_requests_it_does_not_know_keep_their_inputs(inputs: ConditionedInputs) -> None:
+    inputs.update([("a", begin(1, 2))])
+
+    assert filled(inputs, Scheduled("plain", 0, 2), Scheduled("a", 0, 2)) == [-7, -7, 1, 2]
+
+
+def test_what_was_not_sampled_is_not_kept(inputs: ConditionedInputs) -> None:
+    inputs.update([("a", begin(1, 2)), ("b", begin(3))])
+    inputs.keep(torch.tensor([[10.0], [20.0], [30.0]]), [None, ("b", 1), ("plain", 4)])
+
+    assert filled(inputs, Scheduled("a", 0, 2), Scheduled("b", 1, 1)) == [1, 2, 1020]
+
+
+def test_a_request_that_ends_leaves_nothing(inputs: ConditionedInputs) -> None:
+    inputs.update([("a", begin(1, 2))])
+    inputs.finish(["a", "unknown"])
+
+    assert repr(inputs) == "<ConditionedInputs requests=0 <RowPool pages=64 free=64>>"

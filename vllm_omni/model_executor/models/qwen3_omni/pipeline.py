@@ -1,0 +1,85 @@
+"""The stages of Qwen3-Omni and how they feed each other."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Final
+
+from vllm_omni.config.pipeline import (
+    Capture,
+    CaptureScope,
+    Edge,
+    Modality,
+    PipelineConfig,
+    StageConfig,
+    StageKind,
+    Task,
+)
+from vllm_omni.model_executor.models.common.omni_checkpoint import speaker_names, why_silent
+
+_FAMILY: Final = "vllm_omni.model_executor.models.qwen3_omni"
+
+THINKER: Final = StageConfig(
+    name="thinker",
+    kind=StageKind.AUTOREGRESSIVE,
+    accepts=frozenset({Modality.TEXT, Modality.IMAGE, Modality.AUDIO, Modality.VIDEO}),
+    emits=Modality.TEXT,
+    hf_config=f"{_FAMILY}.stage_configs:thinker_config",
+    default_params={"max_tokens": 2048},
+)
+
+TALKER: Final = StageConfig(
+    name="talker",
+    kind=StageKind.AUTOREGRESSIVE,
+    hf_config=f"{_FAMILY}.stage_configs:talker_config",
+    speaks=True,
+    default_params={
+        "temperature": 0.9,
+        "top_k": 50,
+        "repetition_penalty": 1.05,
+        "max_tokens": 4096,
+        "detokenize": False,
+    },
+)
+
+THINKER_TO_TALKER: Final = Edge(
+    source="thinker",
+    target="talker",
+    bridge=f"{_FAMILY}.bridges:TalkerConditioning",
+    streams=True,
+    capture=Capture(
+        layers=("talker_config.accept_hidden_layer",),
+        # Words are looked up again by the talker; only what media became exists nowhere else.
+        scope=CaptureScope.MEDIA,
+    ),
+)
+
+PIPELINE: Final = PipelineConfig(
+    model_type="qwen3_omni_moe",
+    stages=(THINKER, TALKER),
+    edges=(THINKER_TO_TALKER,),
+    entries={Task.CHAT: "thinker"},
+    variant=f"{_FAMILY}.pipeline:pipeline_of_checkpoint",
+    deploy_name="qwen3_omni",
+)
+
+
+def pipeline_of_checkpoint(model_dir: Path) -> PipelineConfig:
+    """All stages, or the thinker alone for checkpoints that cannot speak."""
+    reason = why_silent(model_dir, "code2wav")
+    if reason is None:
+        return PIPELINE
+    return replace(
+        PIPELINE,
+        stages=(THINKER,),
+        edges=(),
+        voices=None,
+        absent={Modality.AUDIO: reason},
+        deploy_name="qwen3_omni.thinking",
+    )
+
+
+def voice_names(model_dir: Path) -> tuple[str, ...]:
+    """The voices of a checkpoint."""
+    return speaker_names(model_dir, "speaker_id")

@@ -1,0 +1,125 @@
+"""The inputs of a conditioned stage: rows by position for every request, and the codes it makes.
+
+Plain functions of (requests, positions, counts): knows nothing of vLLM's runner but what it is
+handed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Final
+
+import numpy as np
+import torch
+
+from vllm_omni.core.conditioning import Conditioning, Rows
+from vllm_omni.worker.conditioned_model import ConditionedModel
+from vllm_omni.worker.row_pool import (
+    REST_ROW,
+    SCRATCH_ROW,
+    Indices,
+    RowPool,
+    RowSequence,
+)
+
+_FIRST_PAGES: Final = 64
+
+
+@dataclass(slots=True)
+class _Conditioned:
+    base: RowSequence = field(default_factory=RowSequence)
+    conditions: RowSequence = field(default_factory=RowSequence)
+    positions: np.ndarray | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Scheduled:
+    """One request's part of a step."""
+
+    request_id: str
+    first: int
+    """Position of its first token in this step."""
+    count: int
+
+
+class ConditionedInputs:
+    """Lives in the worker. Requests it never heard of keep the inputs that vLLM gave them."""
+
+    def __init__(self, model: ConditionedModel, dtype: torch.dtype, device: torch.device) -> None:
+        self._model = model
+        self._pool = RowPool(model.row_width, dtype, device, _FIRST_PAGES)
+        self._pool.rows[REST_ROW] = model.rest_row().to(dtype)
+        self._requests: dict[str, _Conditioned] = {}
+
+    def __repr__(self) -> str:
+        return f"<ConditionedInputs requests={len(self._requests)} {self._pool!r}>"
+
+    def update(self, updates: Iterable[tuple[str, Conditioning]]) -> None:
+        """Take what the bridges made."""
+        for request_id, update in updates:
+            if (prompt := update.prompt) is not None:
+                request = self._requests[request_id] = _Conditioned(positions=prompt.positions)
+                self._append(request.base, prompt.base)
+                self._append(request.conditions, prompt.conditions)
+            self._append(self._requests[request_id].conditions, update.steps)
+
+    def _append(self, sequence: RowSequence, parts: Sequence[Rows]) -> None:
+        for part in parts:
+            if len(part):
+                self._pool.append(sequence, self._model.rows(part))
+
+    def finish(self, request_ids: Iterable[str]) -> None:
+        """Drop requests that are over."""
+        for request_id in request_ids:
+            request = self._requests.pop(request_id, None)
+            if request is not None:
+                self._pool.release(request.base)
+                self._pool.release(request.conditions)
+
+    def positions(self, request_id: str) -> np.ndarray | None:
+        """Rotary positions of a request's prompt, where they are not just its numbers."""
+        request = self._requests.get(request_id)
+        return request.positions if request is not None else None
+
+    def fill(self, inputs: torch.Tensor, batch: Sequence[Scheduled]) -> None:
+        """Write the step's inputs, in place: the buffer is the one that graphs read."""
+        targets, base, conditions = [], [], []
+        row = 0
+        for part in batch:
+            request = self._requests.get(part.request_id)
+            if request is not None:
+                targets.append(np.arange(row, row + part.count))
+                base.append(self._pool.indices(request.base, part.first, part.count))
+                conditions.append(self._conditions_of(request, part.first, part.count))
+            row += part.count
+        if not targets:
+            return
+        made = self._model.inputs(
+            self._pool.read(np.concatenate(base)), self._pool.read(np.concatenate(conditions))
+        ).to(inputs.dtype)
+        if sum(map(len, targets)) == row:
+            inputs[:row] = made
+        else:
+            index = torch.from_numpy(np.concatenate(targets)).to(inputs.device, non_blocking=True)
+            inputs.index_copy_(0, index, made)
+
+    def _conditions_of(self, request: _Conditioned, first: int, count: int) -> Indices:
+        known = min(max(request.conditions.length - first, 0), count)
+        rest = np.full(count - known, REST_ROW, dtype=np.int64)
+        if not known:
+            return rest
+        return np.concatenate([self._pool.indices(request.conditions, first, known), rest])
+
+    def keep(self, base: torch.Tensor, positions: Sequence[tuple[str, int] | None]) -> None:
+        """Keep the base rows of the positions that were sampled for; None: nothing was."""
+        indices = np.full(len(positions), SCRATCH_ROW, dtype=np.int64)
+        for row, sampled in enumerate(positions):
+            if sampled is None:
+                continue
+            request_id, position = sampled
+            request = self._requests.get(request_id)
+            if request is not None:
+                self._pool.reserve(request.base, position + 1)
+                (indices[row],) = self._pool.indices(request.base, position, 1)
+        self._pool.write(indices, base)

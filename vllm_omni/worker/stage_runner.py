@@ -1,0 +1,236 @@
+"""What our model runner adds to vLLM's (its first version): mixed in front of it on each platform.
+
+For a stage that conditions others it keeps rows of the forward; for a conditioned stage it writes
+the inputs and runs the model's part after sampling. Every hook of vLLM's that is used here is named
+in `tests/vllm_compat/test_runner_contract.py`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from vllm_omni.config.pipeline import CaptureScope
+from vllm_omni.core.conditioning import KIND_POSITIONS
+from vllm_omni.core.payloads import StepPayload, as_array
+from vllm_omni.core.stage_scheduler import updates_of
+from vllm_omni.core.token_streams import targets_of
+from vllm_omni.worker.capture import Captured, Spans, StateCapture, spans_of
+from vllm_omni.worker.conditioned_inputs import ConditionedInputs, Scheduled
+from vllm_omni.worker.conditioned_model import SampledBatch
+from vllm_omni.worker.stage_options import StageOptions
+from vllm_omni.worker.step_output import CodesOnTheWay, PendingStep, with_payloads
+
+# vLLM's runner is untyped to us: attributes below that are not set here are its own.
+
+
+class StageRunnerMixin:
+    """Put before a runner of vLLM's in a class's bases."""
+
+    def __init__(self, vllm_config: Any, *args: Any, **kwargs: Any) -> None:
+        options = StageOptions.of(vllm_config.additional_config)
+        self._capture: StateCapture | None = None
+        if options.capture_layers is not None and options.capture_scope is not None:
+            self._capture = StateCapture(options.capture_layers, options.capture_scope)
+        self._is_conditioned = options.is_conditioned
+        self._inputs: ConditionedInputs | None = None
+        self._step: Any = None
+        """The state of the step that is being sampled."""
+        self._codes: torch.Tensor | None = None
+        self._num_sent: dict[str, int] = {}
+        """Positions whose rows have left, by request that has rows to send."""
+        super().__init__(vllm_config, *args, **kwargs)  # type: ignore[call-arg]
+
+    def load_model(self, *args: Any, **kwargs: Any) -> None:
+        super().load_model(*args, **kwargs)  # type: ignore[misc]
+        if self._capture is not None and self._capture.aux_layers:
+            _record_layers(self.model, self._capture.aux_layers)  # type: ignore[attr-defined]
+            self.use_aux_hidden_state_outputs = True
+        if self._is_conditioned:
+            self._inputs = ConditionedInputs(
+                self.get_model(),  # type: ignore[attr-defined]
+                self.dtype,  # type: ignore[attr-defined]
+                self.device,  # type: ignore[attr-defined]
+            )
+
+    def initialize_kv_cache(self, kv_cache_config: Any, *args: Any, **kwargs: Any) -> None:
+        super().initialize_kv_cache(kv_cache_config, *args, **kwargs)  # type: ignore[misc]
+        if self._capture is not None:
+            (group,) = kv_cache_config.kv_cache_groups
+            self._capture.allocate(
+                kv_cache_config.num_blocks,
+                group.kv_cache_spec.block_size,
+                self.model_config.get_hidden_size(),  # type: ignore[attr-defined]
+                self.dtype,  # type: ignore[attr-defined]
+                self.device,  # type: ignore[attr-defined]
+            )
+
+    def kv_share(self, available_bytes: int) -> int:
+        """What of this memory the KV cache may take, so that the kept rows fit beside it."""
+        if self._capture is None:
+            return available_bytes
+        specs = self.get_kv_cache_spec().values()  # type: ignore[attr-defined]
+        per_slot = sum(spec.page_size_bytes / spec.block_size for spec in specs)
+        beside = self._capture.row_bytes(
+            self.model_config.get_hidden_size(),  # type: ignore[attr-defined]
+            self.dtype,  # type: ignore[attr-defined]
+        )
+        return int(available_bytes * per_slot / (per_slot + beside))
+
+    def capture_model(self) -> Any:
+        taken = super().capture_model()  # type: ignore[misc]
+        if self._inputs is not None:
+            with torch.inference_mode():
+                self.get_model().warm_up(self.max_num_reqs)  # type: ignore[attr-defined]
+        return taken
+
+    def _update_states(self, scheduler_output: Any) -> Any:
+        for request_id in scheduler_output.finished_req_ids:
+            self._num_sent.pop(request_id, None)
+        if self._capture is not None:
+            for new in scheduler_output.scheduled_new_reqs:
+                if any(target.conditions for target in targets_of(new.sampling_params)):
+                    self._num_sent[new.req_id] = 0
+        if self._inputs is not None:
+            self._inputs.finish(scheduler_output.finished_req_ids)
+            self._inputs.update(updates_of(scheduler_output))
+        return super()._update_states(scheduler_output)  # type: ignore[misc]
+
+    def _init_mrope_positions(self, req_state: Any) -> None:
+        positions = None
+        if self._inputs is not None:
+            positions = self._inputs.positions(req_state.req_id)
+        if positions is None:
+            super()._init_mrope_positions(req_state)  # type: ignore[misc]
+            return
+        req_state.mrope_positions = torch.from_numpy(positions)
+        req_state.mrope_position_delta = int(positions.max()) + 1 - positions.shape[1]
+
+    def _preprocess(self, scheduler_output: Any, *args: Any, **kwargs: Any) -> Any:
+        result = super()._preprocess(scheduler_output, *args, **kwargs)  # type: ignore[misc]
+        if self._inputs is not None:
+            assert result[1] is not None, "a conditioned stage reads embeddings"
+            self._inputs.fill(result[1], self._scheduled(scheduler_output))
+        return result
+
+    def _scheduled(self, scheduler_output: Any) -> list[Scheduled]:
+        return [
+            Scheduled(
+                request_id,
+                self.requests[request_id].num_computed_tokens,  # type: ignore[attr-defined]
+                scheduler_output.num_scheduled_tokens[request_id],
+            )
+            for request_id in self.input_batch.req_ids  # type: ignore[attr-defined]
+        ]
+
+    def sample_tokens(self, grammar_output: Any) -> Any:
+        self._step = step = self.execute_model_state  # type: ignore[attr-defined]
+        if step is None:
+            return super().sample_tokens(grammar_output)  # type: ignore[misc]
+        scheduled = self._scheduled(step.scheduler_output)
+        if self._capture is not None:
+            self._keep_rows(step)
+        output = super().sample_tokens(grammar_output)  # type: ignore[misc]
+        pending = self._pending(scheduled)
+        self._step = self._codes = None
+        return with_payloads(output, pending)
+
+    def _keep_rows(self, step: Any) -> None:
+        assert self._capture is not None, "only called where rows are kept"
+        num_tokens = step.scheduler_output.total_num_scheduled_tokens
+        slots = next(iter(step.slot_mappings.values()))[:num_tokens]
+        self._capture.keep(step.hidden_states, step.aux_hidden_states, slots)
+
+    def _sample(self, logits: Any, spec_decode_metadata: Any) -> Any:
+        sampled = super()._sample(logits, spec_decode_metadata)  # type: ignore[misc]
+        if self._inputs is not None and self._step is not None:
+            self._run_after_sampling(self._inputs, sampled.sampled_token_ids[:, 0])
+        return sampled
+
+    def _run_after_sampling(self, inputs: ConditionedInputs, token_ids: torch.Tensor) -> None:
+        """What the model makes of the sampled tokens, and where it will be fed."""
+        batch, requests = self.input_batch, self.requests  # type: ignore[attr-defined]
+        metadata = batch.sampling_metadata
+        seeds = [requests[request_id].sampling_params for request_id in batch.req_ids]
+        self._codes, base = self.get_model().after_sampling(  # type: ignore[attr-defined]
+            SampledBatch(
+                self._step.sample_hidden_states,
+                token_ids,
+                tuple(params.temperature == 0 for params in seeds),
+                tuple(metadata.generators.get(i) for i in range(len(seeds))),
+            )
+        )
+        inputs.keep(base, self._sampled_positions())
+
+    def _sampled_positions(self) -> list[tuple[str, int] | None]:
+        """Where each sampled token will stand; None for a request that only read its prompt."""
+        discarded = self.discard_request_mask.np  # type: ignore[attr-defined]
+        return [
+            None if discarded[row] else (part.request_id, part.first + part.count)
+            for row, part in enumerate(self._scheduled(self._step.scheduler_output))
+        ]
+
+    def _pending(self, scheduled: Sequence[Scheduled]) -> PendingStep:
+        """What goes with the output of this step, by row of the batch."""
+        pending = PendingStep()
+        if self._codes is not None:
+            pending.codes = CodesOnTheWay(self._codes.to("cpu", non_blocking=True))
+            discarded = self.discard_request_mask.np  # type: ignore[attr-defined]
+            pending.codes.rows = [i for i in range(len(scheduled)) if not discarded[i]]
+        if self._capture is not None and self._num_sent:
+            for row, part in enumerate(scheduled):
+                num_sent = self._num_sent.get(part.request_id)
+                if num_sent is not None:
+                    found = self._rows_to_send(self._capture, part, num_sent)
+                    if found:
+                        pending.captured[row] = found
+        return pending
+
+    def _rows_to_send(
+        self, capture: StateCapture, part: Scheduled, num_sent: int
+    ) -> list[Captured | StepPayload]:
+        """Rows of a request that conditions another stage, once its prompt is read."""
+        state = self.requests[part.request_id]  # type: ignore[attr-defined]
+        num_computed = part.first + part.count
+        if num_computed < state.num_prompt_tokens or num_computed <= num_sent:
+            return []
+        found: list[Captured | StepPayload] = []
+        if not num_sent and state.mrope_positions is not None and state.mm_features:
+            found.append(_positions_payload(state.mrope_positions))
+        if capture.scope is CaptureScope.ALL:
+            spans = [[num_sent, num_computed - num_sent]]
+            self._num_sent[part.request_id] = num_computed
+        else:
+            spans = _media_spans(state)
+            del self._num_sent[part.request_id]
+        found += capture.read(state.block_ids[0], spans)
+        return found
+
+
+def _media_spans(state: Any) -> Spans:
+    """Positions of the prompt that are filled with media."""
+    positions: list[int] = []
+    for feature in state.mm_features:
+        place = feature.mm_position
+        positions += [
+            place.offset + i
+            for i in range(place.length)
+            if place.is_embed is None or place.is_embed[i]
+        ]
+    return spans_of(sorted(set(positions)))
+
+
+def _positions_payload(positions: torch.Tensor) -> StepPayload:
+    data, _ = as_array(positions.to(torch.int32).cpu())
+    return StepPayload({"kind": KIND_POSITIONS}, data)
+
+
+def _record_layers(model: Any, layers: tuple[int, ...]) -> None:
+    """Have the forward return the inputs of these layers too."""
+    if hasattr(model, "set_aux_hidden_state_layers"):
+        model.set_aux_hidden_state_layers(layers)
+    else:
+        # Classes that do not say so hold one that does.
+        model.language_model.model._set_aux_hidden_state_layers(layers)
