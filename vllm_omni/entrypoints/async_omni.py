@@ -124,7 +124,7 @@ class AsyncOmni(RequestStreams, EngineMethods, EngineClient):
         sampling_params: object = None,
         request_id: str | None = None,
         *,
-        task: Task = Task.CHAT,
+        task: Task | None = None,
         output_modalities: Sequence[str] | None = None,
         sampling_params_list: Sequence[object] | None = None,
         speech: SpeechParams | None = None,
@@ -149,6 +149,7 @@ class AsyncOmni(RequestStreams, EngineMethods, EngineClient):
         Args:
             prompt: text, vLLM's prompt dictionaries, what its renderer made, `{"messages": ...}`,
                 or an OmniPrompt.
+            task: None: chat, or what else the pipeline does.
             sampling_params: for the stage that does the task; `n` asks for several choices.
             output_modalities: what the client wants; None: all that the pipeline writes.
             sampling_params_list: one entry for each stage of the pipeline, None for the default.
@@ -171,7 +172,7 @@ class AsyncOmni(RequestStreams, EngineMethods, EngineClient):
             "reasoning_parser_kwargs": reasoning_parser_kwargs,
         }
         wish = Wish(
-            task=task,
+            task=task or self.pipeline.default_task,
             output_modalities=output_modalities,
             sampling_params=sampling_params,
             sampling_params_list=sampling_params_list,
