@@ -1,6 +1,7 @@
 """Writes a tiny random checkpoint of a model family: `python tools/make_tiny.py FAMILY OUT_DIR`.
 
-A family takes part by having a module `tiny` with `make_tiny(out_dir, seed)` in its folder.
+A family takes part by having a module `tiny` with `make_tiny(out_dir, seed)` in its folder. One with
+several kinds of checkpoint names them in `VARIANTS`, first the usual one, and takes `variant` too.
 """
 
 from __future__ import annotations
@@ -11,27 +12,40 @@ import sys
 from pathlib import Path
 from typing import Final
 
-MODELS_DIR: Final = Path(__file__).resolve().parents[1] / "vllm_omni/model_executor/models"
+ROOT: Final = Path(__file__).resolve().parents[1]
+MODEL_ROOMS: Final = ("vllm_omni/model_executor/models", "vllm_omni/diffusion/models")
 
 
-def families() -> list[str]:
-    """Families that can make a tiny checkpoint."""
-    return sorted(path.parent.name for path in MODELS_DIR.glob("*/tiny.py"))
+def families() -> dict[str, str]:
+    """Families that can make a tiny checkpoint, and the module that does."""
+    found = sorted(path for room in MODEL_ROOMS for path in (ROOT / room).glob("*/tiny.py"))
+    return {
+        path.parent.name: ".".join(path.relative_to(ROOT).with_suffix("").parts) for path in found
+    }
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description="Write a tiny random checkpoint of a family.")
-    parser.add_argument("family", choices=families())
+    modules = families()
+    parser.add_argument("family", choices=sorted(modules))
     parser.add_argument("out_dir", type=Path)
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--variant", help="kind of checkpoint, for families with several")
     arguments = parser.parse_args()
     if arguments.out_dir.exists() and (
         not arguments.out_dir.is_dir() or any(arguments.out_dir.iterdir())
     ):
         print(f"make_tiny: {arguments.out_dir} exists and is not an empty folder", file=sys.stderr)
         return 1
-    module = importlib.import_module(f"vllm_omni.model_executor.models.{arguments.family}.tiny")
-    print(module.make_tiny(arguments.out_dir, arguments.seed))
+    module = importlib.import_module(modules[arguments.family])
+    options = {}
+    if arguments.variant is not None:
+        variants = vars(module).get("VARIANTS", ())
+        if arguments.variant not in variants:
+            known = ", ".join(variants) or "none"
+            parser.error(f"--variant {arguments.variant}: {arguments.family} has {known}")
+        options["variant"] = arguments.variant
+    print(module.make_tiny(arguments.out_dir, arguments.seed, **options))
     return 0
 
 
