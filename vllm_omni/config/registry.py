@@ -10,6 +10,7 @@ from __future__ import annotations
 import importlib
 from collections.abc import Mapping
 from importlib.metadata import EntryPoint, entry_points
+from pathlib import Path
 from typing import Final
 
 from vllm_omni.config.pipeline import PipelineConfig
@@ -21,7 +22,11 @@ ENTRY_POINT_GROUP: Final = "vllm_omni.pipelines"
 PIPELINES: Final[Mapping[str, str]] = {
     "smol_voice": "vllm_omni.model_executor.models.smol_voice.pipeline:PIPELINE",
 }
-"""`model_type` of the checkpoint's config.json to `module:NAME` of its pipeline."""
+"""`model_type` of the checkpoint's config.json, or the pipeline class in its model_index.json, to
+`module:NAME` of its pipeline or of a function that makes it from the model folder."""
+
+ANY_DIFFUSERS: Final = "diffusers"
+"""The entry that serves every diffusers folder whose class has none of its own."""
 
 ARCHITECTURES: Final[Mapping[str, str]] = {}
 """Architecture name to `module:Class`, for AUTOREGRESSIVE stages that vLLM itself cannot run."""
@@ -48,8 +53,10 @@ def _order(point: EntryPoint) -> tuple[str, str]:
     return point.name, point.value
 
 
-def load_pipeline(model_type: str) -> PipelineConfig:
+def load_pipeline(model_type: str, model_dir: Path | None = None) -> PipelineConfig:
     """Import exactly one model family: the one being served.
+
+    Where the pipeline depends on the checkpoint, `model_dir` is the folder that it is made from.
 
     Raises:
         UnsupportedModelError: no family has this `model_type`.
@@ -69,6 +76,8 @@ def load_pipeline(model_type: str) -> PipelineConfig:
             f"pipeline of model_type {model_type!r} cannot be loaded from "
             f"{known[model_type]}: {exc}"
         ) from exc
+    if callable(pipeline) and model_dir is not None:
+        pipeline = pipeline(model_dir)
     if not isinstance(pipeline, PipelineConfig):
         raise ConfigError(f"{known[model_type]} is not a PipelineConfig")
     return pipeline
