@@ -1,7 +1,8 @@
 """Writes a tiny random checkpoint of a model family: `python tools/make_tiny.py FAMILY OUT_DIR`.
 
-A family takes part by having a module `tiny` with `make_tiny(out_dir, seed)` in its folder. One with
-several kinds of checkpoint names them in `VARIANTS`, first the usual one, and takes `variant` too.
+A family takes part by having a module `tiny` with `make_tiny(out_dir, seed)` in its folder. One
+with several kinds of checkpoint names them in `VARIANTS`, the usual one first, and also takes
+`variant`.
 """
 
 from __future__ import annotations

@@ -6,10 +6,8 @@ here on a few lines: nothing is downloaded.
 
 from __future__ import annotations
 
-import string
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 if TYPE_CHECKING:
