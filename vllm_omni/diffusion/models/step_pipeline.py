@@ -101,8 +101,12 @@ class StepwisePipeline(ABC):
         """Run the encoders for one request."""
 
     @abstractmethod
-    def prepare(self, request: DiffusionRequest, conditioning: object) -> StepState:
-        """Own latents and own noise schedule."""
+    def noise(self, request: DiffusionRequest, height: int, width: int) -> torch.Tensor:
+        """The latents to begin with, from the request's own generator."""
+
+    @abstractmethod
+    def schedule(self, request: DiffusionRequest, latents: torch.Tensor) -> Any:
+        """A noise schedule of the request's own; see `new_schedule`."""
 
     @abstractmethod
     def forward(
@@ -113,6 +117,33 @@ class StepwisePipeline(ABC):
     @abstractmethod
     def decode_latents(self, state: Any, latents: torch.Tensor) -> torch.Tensor:
         """Latents to pixels in [-1, 1]: [3, height, width] or [3, frames, height, width]."""
+
+    def scale_of(self, request: DiffusionRequest) -> float:
+        """Scale of classifier-free guidance."""
+        return request.guidance_scale or 1.0
+
+    def size_of(self, request: DiffusionRequest) -> tuple[int, int]:
+        """Height and width in pixels of what comes out."""
+        assert request.height is not None, "the capabilities have a default"
+        assert request.width is not None, "the capabilities have a default"
+        return request.height, request.width
+
+    def prepare(self, request: DiffusionRequest, conditioning: object) -> StepState:
+        """Own latents and own noise schedule."""
+        assert isinstance(conditioning, Conditioning)
+        height, width = self.size_of(request)
+        latents = self.noise(request, height, width)
+        schedule = self.schedule(request, latents)
+        return StepState(
+            request=request,
+            latents=latents,
+            num_steps=len(schedule.timesteps),
+            conditioning=conditioning,
+            schedule=schedule,
+            height=height,
+            width=width,
+            guidance_scale=self.scale_of(request),
+        )
 
     def texts(self, request: DiffusionRequest) -> tuple[Hashable, ...]:
         """What the encoders read of the request's texts."""
@@ -129,6 +160,10 @@ class StepwisePipeline(ABC):
 
     def model_input(self, state: Any) -> torch.Tensor:
         """The denoiser's input for this state's row."""
+        return state.latents
+
+    def final_latents(self, state: Any) -> torch.Tensor:
+        """Latents of a finished state as the decoder gets them."""
         return state.latents
 
     def conditioning_key(self, request: DiffusionRequest) -> Hashable:
@@ -179,7 +214,7 @@ class StepwisePipeline(ABC):
     @torch.no_grad()
     def decode(self, states: Sequence[Any]) -> Sequence[NDArray[np.uint8]]:
         """Each alone: the VAE takes most of its memory per picture."""
-        return [to_uint8(self.decode_latents(state, state.latents)) for state in states]
+        return [to_uint8(self.decode_latents(state, self.final_latents(state))) for state in states]
 
     @torch.no_grad()
     def preview(self, state: DenoiseState) -> NDArray[np.uint8] | None:
@@ -253,3 +288,17 @@ def to_uint8(pixels: torch.Tensor) -> NDArray[np.uint8]:
     """[3, ..., height, width] in [-1, 1] to [..., height, width, 3]; rounds as diffusers does."""
     unit = (pixels * 0.5 + 0.5).clamp(0, 1).movedim(0, -1).float()
     return (unit * 255).round().to(torch.uint8).cpu().numpy()
+
+
+def scaled_for_kl(vae: Any, latents: torch.Tensor) -> torch.Tensor:
+    """Latents of the denoiser to those of a KL autoencoder."""
+    return (latents / vae.config.scaling_factor) + vae.config.shift_factor
+
+
+def latent_statistics(vae: Any, latents: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Mean and inverse standard deviation of a video autoencoder's latents, as the reference
+    computes them."""
+    shape = (1, vae.config.z_dim, 1, 1, 1)
+    mean = torch.tensor(vae.config.latents_mean).view(shape).to(latents.device, latents.dtype)
+    std = torch.tensor(vae.config.latents_std).view(shape)
+    return mean, 1.0 / std.to(latents.device, latents.dtype)

@@ -6,6 +6,7 @@ here on a few lines: nothing is downloaded.
 
 from __future__ import annotations
 
+import string
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Final
@@ -84,3 +85,79 @@ def enliven(module: Any, gain: float) -> None:
         for parameter in module.parameters():
             if parameter.ndim >= 2:
                 parameter.mul_(gain)
+
+
+def t5_tokenizer() -> Any:
+    """T5's tokenizer over single characters."""
+    from transformers import T5TokenizerFast
+
+    pieces = [("<pad>", 0.0), ("</s>", 0.0), ("<unk>", 0.0), ("▁", -2.0)]
+    pieces += [(character, -3.0) for character in string.printable.strip()]
+    return T5TokenizerFast(vocab=pieces, extra_ids=0, model_max_length=512)
+
+
+def t5_encoder(tokenizer: Any, width: int = 32, is_umt5: bool = False) -> Any:
+    """A T5 encoder of 2 layers."""
+    from transformers import T5Config, T5EncoderModel, UMT5Config, UMT5EncoderModel
+
+    config_class = UMT5Config if is_umt5 else T5Config
+    config = config_class(
+        vocab_size=len(tokenizer),
+        d_model=width,
+        d_kv=width // 2,
+        d_ff=2 * width,
+        num_layers=2,
+        num_heads=2,
+        feed_forward_proj="gated-gelu",
+        is_encoder_decoder=False,
+        use_cache=False,
+    )
+    return (UMT5EncoderModel if is_umt5 else T5EncoderModel)(config).eval()
+
+
+def clip_tokenizer() -> Any:
+    """CLIP's tokenizer over single bytes."""
+    from tokenizers import pre_tokenizers
+    from transformers import CLIPTokenizer
+
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    tokens = [*alphabet, *(f"{byte}</w>" for byte in alphabet), "<|startoftext|>", "<|endoftext|>"]
+    vocab = {token: i for i, token in enumerate(tokens)}
+    return CLIPTokenizer(vocab=vocab, merges=[], model_max_length=77)
+
+
+def clip_text_encoder(tokenizer: Any, width: int = 32, projects: bool = False) -> Any:
+    """A CLIP text encoder of 2 layers, with its projection or without."""
+    from transformers import CLIPTextConfig, CLIPTextModel, CLIPTextModelWithProjection
+
+    config = CLIPTextConfig(
+        vocab_size=len(tokenizer),
+        hidden_size=width,
+        intermediate_size=2 * width,
+        projection_dim=width,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        max_position_embeddings=77,
+        bos_token_id=tokenizer.bos_token_id,
+        eos_token_id=tokenizer.eos_token_id,
+        pad_token_id=tokenizer.pad_token_id,
+    )
+    return (CLIPTextModelWithProjection if projects else CLIPTextModel)(config).eval()
+
+
+def kl_vae(latent_channels: int) -> Any:
+    """The autoencoder of FLUX, SD3 and Z-Image: 8 pixels a latent."""
+    from diffusers import AutoencoderKL
+
+    return AutoencoderKL(
+        block_out_channels=(8, 8, 16, 16),
+        down_block_types=("DownEncoderBlock2D",) * 4,
+        up_block_types=("UpDecoderBlock2D",) * 4,
+        layers_per_block=1,
+        latent_channels=latent_channels,
+        norm_num_groups=4,
+        use_quant_conv=False,
+        use_post_quant_conv=False,
+        scaling_factor=1.5,
+        shift_factor=0.06,
+    ).eval()

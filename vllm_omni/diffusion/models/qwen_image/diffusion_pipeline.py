@@ -14,8 +14,8 @@ from vllm_omni.diffusion.models.qwen_image import capabilities
 from vllm_omni.diffusion.models.step_pipeline import (
     Conditioning,
     Row,
-    StepState,
     StepwisePipeline,
+    latent_statistics,
     linear_sigmas,
     new_schedule,
     shift_of,
@@ -52,39 +52,21 @@ class QwenImage(StepwisePipeline):
         )
         return embeddings
 
-    def prepare(self, request: DiffusionRequest, conditioning: object) -> StepState:
-        assert isinstance(conditioning, Conditioning)
-        height, width = self.size_of(request)
-        latents = self._noise(request, height, width)
-        return StepState(
-            request=request,
-            latents=latents,
-            num_steps=request.num_inference_steps,
-            conditioning=conditioning,
-            schedule=self._schedule(request, latents.shape[1]),
-            height=height,
-            width=width,
-            guidance_scale=request.true_cfg_scale or 1.0,
-        )
+    def scale_of(self, request: DiffusionRequest) -> float:
+        return request.true_cfg_scale or 1.0
 
-    def size_of(self, request: DiffusionRequest) -> tuple[int, int]:
-        """Height and width in pixels of what comes out."""
-        assert request.height is not None, "the capabilities have a default"
-        assert request.width is not None, "the capabilities have a default"
-        return request.height, request.width
-
-    def _noise(self, request: DiffusionRequest, height: int, width: int) -> torch.Tensor:
+    def noise(self, request: DiffusionRequest, height: int, width: int) -> torch.Tensor:
         channels = self.reference.transformer.config.in_channels // 4
         return self.reference.prepare_latents(
             1, channels, height, width, self.dtype, self.device, self.new_generator(request)
         )
 
-    def _schedule(self, request: DiffusionRequest, num_tokens: int) -> Any:
+    def schedule(self, request: DiffusionRequest, latents: torch.Tensor) -> Any:
         return new_schedule(
             self.reference,
             self.device,
             sigmas=linear_sigmas(request.num_inference_steps),
-            mu=shift_of(self.reference.scheduler.config, num_tokens),
+            mu=shift_of(self.reference.scheduler.config, latents.shape[1]),
         )
 
     def grids(self, state: Any) -> list[tuple[int, int, int]]:
@@ -161,7 +143,7 @@ class QwenImageEdit(QwenImage):
         embeddings, _ = self.reference.encode_prompt(text, image=image, device=self.device)
         return embeddings
 
-    def _noise(self, request: DiffusionRequest, height: int, width: int) -> torch.Tensor:
+    def noise(self, request: DiffusionRequest, height: int, width: int) -> torch.Tensor:
         channels = self.reference.transformer.config.in_channels // 4
         latents, _ = self.reference.prepare_latents(
             None, 1, channels, height, width, self.dtype, self.device, self.new_generator(request)
@@ -200,11 +182,3 @@ def pad(texts: Sequence[torch.Tensor]) -> tuple[torch.Tensor, torch.Tensor | Non
     for i, length in enumerate(lengths):
         mask[i, :length] = True
     return padded, mask.to(padded.device, non_blocking=True)
-
-
-def latent_statistics(vae: Any, latents: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Mean and inverse standard deviation of the VAE's latents, as the reference computes them."""
-    shape = (1, vae.config.z_dim, 1, 1, 1)
-    mean = torch.tensor(vae.config.latents_mean).view(shape).to(latents.device, latents.dtype)
-    std = torch.tensor(vae.config.latents_std).view(shape)
-    return mean, 1.0 / std.to(latents.device, latents.dtype)
