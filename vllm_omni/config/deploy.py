@@ -59,6 +59,20 @@ class ServerLimits:
     """Encoded bytes of one audio item."""
     max_audio_s: float = 120.0
     """Length of one audio item."""
+    max_image_bytes: int = 32 * 1024 * 1024
+    """Encoded bytes of one picture."""
+    max_image_pixels: int = 4096 * 4096
+    """Pixels of one picture that a client sends; looked at before it is decoded."""
+    max_queued_videos: int = 32
+    """Video jobs that have not ended; one more is refused with 503."""
+    max_stored_videos: int = 1000
+    """Video jobs that are kept; the oldest that have ended make room for new ones."""
+    max_stored_video_bytes: int = 20 * 1024 * 1024 * 1024
+    """Bytes of the videos that are kept; the oldest make room for new ones."""
+    video_timeout_s: float = 3600.0
+    """Deadline of a video job, its wait in the queue included."""
+    video_expiry_s: float = 86400.0
+    """How long a finished video is kept."""
     max_body_bytes: int = 96 * 1024 * 1024
     """Bytes of one HTTP request's body, all its media together."""
     max_media_items: int = 16

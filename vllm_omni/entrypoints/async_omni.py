@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import time
 from collections.abc import AsyncGenerator, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, cast
@@ -181,6 +182,17 @@ class AsyncOmni(RequestStreams, EngineMethods, EngineClient):
             options={name: value for name, value in given.items() if value is not None},
         )
         return self._stream(prompt, request_id or f"omni-{next(self._names)}", wish)
+
+    async def check_request(
+        self, prompt: object, sampling_params: object = None, *, task: Task | None = None
+    ) -> None:
+        """Refuse what `generate` would refuse before it starts anything; takes no place.
+
+        Raises:
+            BadRequestError: names the field.
+        """
+        wish = Wish(task=task or self.pipeline.default_task, sampling_params=sampling_params)
+        await self._prepare(prompt, "check", wish, time.monotonic(), self.limits.request_timeout_s)
 
     async def abort(self, request_id: str | Iterable[str]) -> None:
         """Stop requests by the ids that `generate` was given; unknown ids are ignored.

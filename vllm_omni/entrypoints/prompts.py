@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any, Final
 
 import numpy as np
@@ -20,6 +20,13 @@ _ENGINE_INPUT_TYPES: Final = frozenset({"token", "embeds", "multimodal", "enc_de
 """Tags of prompts that vLLM's renderer made."""
 _MESSAGES_KEYS: Final = frozenset({"messages", "chat_template_kwargs"})
 _AUDIO_PARTS: Final = frozenset({"audio", "input_audio", "audio_url"})
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class DeferredPrompt:
+    """A prompt whose media are still encoded: decoded only once the request was admitted."""
+
+    load: Callable[[], Awaitable[OmniPrompt]]
 
 
 def parse_prompt(prompt: object) -> OmniPrompt:

@@ -24,6 +24,7 @@ from vllm_omni.engine.stage_client import TextPreparer
 from vllm_omni.entrypoints.omni_base import OmniBase
 from vllm_omni.entrypoints.output_collector import OutputCollector
 from vllm_omni.entrypoints.prompts import (
+    DeferredPrompt,
     check_audio,
     check_placeholders,
     parse_prompt,
@@ -249,7 +250,9 @@ class RequestStreams(OmniBase):
 
     async def _parse(self, prompt: object, task: Task) -> OmniPrompt:
         """A prompt in any form as an OmniPrompt, checked as far as no stage is needed."""
-        if isinstance(prompt, dict) and "messages" in prompt:
+        if isinstance(prompt, DeferredPrompt):
+            parsed = await prompt.load()
+        elif isinstance(prompt, dict) and "messages" in prompt:
             if task is not Task.CHAT:
                 raise BadRequestError("only a chat takes messages", field="prompt")
             chat = cast(TextPreparer, self.preparer(self.pipeline.entries[Task.CHAT]))
