@@ -32,7 +32,7 @@ BROAD_EXCEPTS: Final[dict[str, str]] = {
         "tokenizers raises plain Exception; every other message is raised again"
     ),
     "vllm_omni/generation/forward.py:_run_apart": "a batch's boundary: its members run one by one",
-    "vllm_omni/generation/proc.py:OneShotReplica._call": "the boundary of one call",
+    "vllm_omni/generation/replica_loop.py:ReplicaLoop._call": "the boundary of one call",
     "vllm_omni/model_executor/models/smol_voice/voice.py:PiperVoice._result": (
         "the boundary of one request in the batch"
     ),
@@ -82,7 +82,7 @@ OWNED_WAITS: Final[dict[str, str]] = {
     "vllm_omni/engine/mailbox.py:Outbox.take:self._queue.async_q.get": (
         "the orchestrator's thread: it closes the queue however it ends"
     ),
-    "vllm_omni/engine/one_shot_client.py:OneShotClient.get_outputs_async:self._changed.wait": (
+    "vllm_omni/engine/process_client.py:ProcessClient.get_outputs_async:self._changed.wait": (
         "the client: outputs or the process's death; the process is watched by its exit and by "
         "its heartbeats"
     ),

@@ -65,7 +65,7 @@ def resolve(
     if model_type is None:
         known = ", ".join(sorted(known_pipelines()))
         raise UnsupportedModelError(
-            f"'{model_dir}' is no model that is served in stages (model_type in its config.json; "
+            f"'{model_dir}' is not a model of several stages (model_type in its config.json; "
             f"known: {known})"
         )
     pipeline = load_pipeline(model_type, model_dir)

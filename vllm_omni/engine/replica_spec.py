@@ -33,6 +33,10 @@ class ReplicaSpec:
     """`module:name` of the stream bridges that feed it, imported before it is ready."""
     has_targets: bool = False
     """It streams into other stages: it opens a data-plane sender."""
+    capabilities: str | None = None
+    """`module:function` from model folder to `Capabilities`, for DIFFUSION."""
+    memory_fraction: float | None = None
+    """Share of each device's memory that it may take."""
     incarnation: int = 1
     """Counts the starts of this replica. Part of the addresses it binds, so that what was meant
     for an earlier incarnation does not reach a later one."""

@@ -44,7 +44,7 @@ class AudioChunk(msgspec.Struct, frozen=True, gc=False):
 class Frames(msgspec.Struct, frozen=True, gc=False):
     """Pixels of one picture, or of a video's frames in order."""
 
-    pixels: bytes
+    pixels: bytes | memoryview
     """RGB, 8 bit, rows from the top: [num_frames, height, width, 3]."""
     num_frames: int
     height: int
@@ -65,12 +65,15 @@ class Frames(msgspec.Struct, frozen=True, gc=False):
 
     @classmethod
     def of(cls, array: NDArray[np.uint8], frame_rate: float | None = None) -> Frames:
-        """From [height, width, 3] or [num_frames, height, width, 3]."""
+        """From [height, width, 3] or [num_frames, height, width, 3]; shares the array's memory."""
+        import numpy as np
+
         shape = array.shape if array.ndim == 4 else (1, *array.shape)
         num_frames, height, width, num_channels = shape
         assert num_channels == 3, "pixels are RGB"
         assert array.dtype.name == "uint8", "pixels have 8 bits"
-        return cls(array.tobytes(), num_frames, height, width, frame_rate)
+        pixels = np.ascontiguousarray(array).data.cast("B")
+        return cls(pixels, num_frames, height, width, frame_rate)
 
     def array(self) -> NDArray[np.uint8]:
         """[num_frames, height, width, 3], without a copy and read-only."""
@@ -85,7 +88,13 @@ class Frames(msgspec.Struct, frozen=True, gc=False):
 
         size_bytes = self.height * self.width * 3
         return Image.frombuffer(
-            "RGB", (self.width, self.height), self.pixels[:size_bytes], "raw", "RGB", 0, 1
+            "RGB",
+            (self.width, self.height),
+            self.pixels[:size_bytes],  # type: ignore[arg-type]  # any buffer does
+            "raw",
+            "RGB",
+            0,
+            1,
         )
 
 

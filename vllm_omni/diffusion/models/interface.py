@@ -62,6 +62,9 @@ class Capabilities:
     """`preview` gives an image of unfinished latents."""
     loads_lora: bool = False
     """`PipelineComponents.lora_loader` is there."""
+    self_test: Mapping[str, object] = field(default_factory=dict)
+    """Fields of the `DiffusionRequest` with which a replica tests itself, where the small picture
+    that the engine would ask for does not do."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
