@@ -21,6 +21,14 @@ ENTRY_POINT_GROUP: Final = "vllm_omni.pipelines"
 
 PIPELINES: Final[Mapping[str, str]] = {
     "smol_voice": "vllm_omni.model_executor.models.smol_voice.pipeline:PIPELINE",
+    "FluxPipeline": "vllm_omni.diffusion.models.flux.pipeline:PIPELINE",
+    "QwenImageEditPipeline": "vllm_omni.diffusion.models.qwen_image.pipeline:EDIT_PIPELINE",
+    "QwenImagePipeline": "vllm_omni.diffusion.models.qwen_image.pipeline:PIPELINE",
+    "StableDiffusion3Pipeline": "vllm_omni.diffusion.models.stable_diffusion_3.pipeline:PIPELINE",
+    "WanImageToVideoPipeline": "vllm_omni.diffusion.models.wan.pipeline:IMAGE_PIPELINE",
+    "WanPipeline": "vllm_omni.diffusion.models.wan.pipeline:PIPELINE",
+    "ZImagePipeline": "vllm_omni.diffusion.models.z_image.pipeline:PIPELINE",
+    "diffusers": "vllm_omni.diffusion.models.generic.pipeline:pipeline_of",
 }
 """`model_type` of the checkpoint's config.json, or the pipeline class in its model_index.json, to
 `module:NAME` of its pipeline or of a function that makes it from the model folder."""

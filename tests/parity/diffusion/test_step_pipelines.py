@@ -112,7 +112,7 @@ def test_members_of_a_batch_are_what_they_are_alone(pair: Pair) -> None:
     finish(pair.ours, running)
 
     assert not left.is_done
-    assert widest <= 2, "they did not share forwards"
+    assert widest == 1, "they did not share forwards"
     for state in running:
         assert_latents_equal(pair, state)
 

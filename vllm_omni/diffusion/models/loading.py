@@ -15,6 +15,8 @@ from vllm_omni.errors import ConfigError
 
 INDEX_NAME: Final = "model_index.json"
 DUMMY: Final = "dummy"
+DENOISERS: Final = ("transformer", "transformer_2", "unet")
+"""Components that take the denoise steps."""
 
 
 def read_index(model_dir: Path) -> dict[str, Any]:

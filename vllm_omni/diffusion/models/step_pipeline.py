@@ -14,7 +14,7 @@ import hashlib
 from abc import ABC, abstractmethod
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar, Final
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 
@@ -24,7 +24,7 @@ from vllm_omni.diffusion.models.interface import (
     PipelineComponents,
     PipelineContext,
 )
-from vllm_omni.diffusion.models.loading import load_reference, modules_of
+from vllm_omni.diffusion.models.loading import DENOISERS, load_reference, modules_of
 from vllm_omni.diffusion.request import DiffusionRequest
 
 if TYPE_CHECKING:
@@ -33,8 +33,6 @@ if TYPE_CHECKING:
 
 Row = Mapping[str, torch.Tensor]
 """Arguments of the denoiser that one row brings, each with batch dimension 1."""
-
-DENOISERS: Final = ("transformer", "transformer_2", "unet")
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -170,7 +168,6 @@ class StepwisePipeline(ABC):
         """Texts as they are, images by their digest."""
         return self.texts(request), tuple(map(image_digest, request.images))
 
-    @torch.no_grad()
     def encode(self, requests: Sequence[DiffusionRequest]) -> Sequence[Conditioning]:
         """One by one: padding to the longest would change what the encoders say."""
         return [self.encode_one(request) for request in requests]
@@ -195,28 +192,31 @@ class StepwisePipeline(ABC):
             state.request.quality,
         )
 
-    @torch.no_grad()
     def denoise_step(self, states: Sequence[Any]) -> None:
         """One forward for all; then each state takes the step of its own schedule."""
+        advance(states, self.predict(states))
+
+    def predict(self, states: Sequence[Any]) -> Sequence[torch.Tensor]:
+        """The guided prediction for each state's schedule, by one forward."""
         rows = [state.conditioning.positive for state in states]
         latents = torch.cat([self.model_input(state) for state in states])
         timesteps = torch.stack([state.timestep for state in states])
-        guided = states[0].is_guided
-        if guided:
-            rows += [state.conditioning.negative for state in states]
-            latents, timesteps = torch.cat([latents, latents]), torch.cat([timesteps, timesteps])
+        if not states[0].is_guided:
+            return self.forward(states, latents, timesteps, rows)
+        rows += [state.conditioning.negative for state in states]
+        latents, timesteps = torch.cat([latents, latents]), torch.cat([timesteps, timesteps])
         outputs = self.forward(states, latents, timesteps, rows)
-        if guided:
-            pairs = zip(outputs[: len(states)], outputs[len(states) :], strict=True)
-            outputs = [self.guide(state, *pair) for state, pair in zip(states, pairs, strict=True)]
-        advance(states, outputs)
+        return [
+            self.guide(state, positive, negative)
+            for state, positive, negative in zip(
+                states, outputs[: len(states)], outputs[len(states) :], strict=True
+            )
+        ]
 
-    @torch.no_grad()
     def decode(self, states: Sequence[Any]) -> Sequence[NDArray[np.uint8]]:
         """Each alone: the VAE takes most of its memory per picture."""
         return [to_uint8(self.decode_latents(state, self.final_latents(state))) for state in states]
 
-    @torch.no_grad()
     def preview(self, state: DenoiseState) -> NDArray[np.uint8] | None:
         """The end of the flow as the last prediction sees it."""
         assert isinstance(state, StepState)

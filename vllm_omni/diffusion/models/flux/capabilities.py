@@ -19,7 +19,7 @@ def text_to_image(model_dir: Path) -> Capabilities:
         "true_cfg_scale": 1.0,
         "max_sequence_length": 512 if is_dev else 256,
     }
-    params = {"true_cfg_scale", "negative_prompt", "max_sequence_length"}
+    params = {"true_cfg_scale", "negative_prompt", "max_sequence_length", "lora"}
     if is_dev:
         defaults["guidance_scale"] = 3.5
         params.add("guidance_scale")

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from vllm_omni.diffusion.models.interface import Capabilities, ExecutionMode
 
-_PARAMS = frozenset({"true_cfg_scale", "negative_prompt", "max_sequence_length"})
+_PARAMS = frozenset({"true_cfg_scale", "negative_prompt", "max_sequence_length", "lora"})
 
 
 def text_to_image(model_dir: Path) -> Capabilities:

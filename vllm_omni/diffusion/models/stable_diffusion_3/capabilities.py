@@ -11,7 +11,7 @@ def text_to_image(model_dir: Path) -> Capabilities:
     """Stable Diffusion 3 and 3.5."""
     return Capabilities(
         mode=ExecutionMode.STEP,
-        params=frozenset({"guidance_scale", "negative_prompt", "max_sequence_length"}),
+        params=frozenset({"guidance_scale", "negative_prompt", "max_sequence_length", "lora"}),
         defaults={
             "num_inference_steps": 28,
             "height": 1024,

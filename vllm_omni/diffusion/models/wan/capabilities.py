@@ -31,7 +31,14 @@ def _describe(model_dir: Path, num_images: int) -> Capabilities:
         mode=ExecutionMode.STEP,
         emits=Modality.VIDEO,
         params=frozenset(
-            {"num_frames", "fps", "guidance_scale", "negative_prompt", "max_sequence_length"}
+            {
+                "num_frames",
+                "fps",
+                "guidance_scale",
+                "negative_prompt",
+                "max_sequence_length",
+                "lora",
+            }
         ),
         defaults={
             "num_inference_steps": 50,

@@ -1,12 +1,13 @@
 """Wan 2.1 and 2.2, text to video and image to video, batched by the denoise step.
 
-Some of Wan 2.2 have a second denoiser for the steps with little noise, so which denoiser comes
-next is part of the batch key. The small Wan 2.2 gives every token a timestep of its own.
+Some of Wan 2.2 have a second denoiser for the steps with little noise: then a step is one forward
+of each that has members. The small Wan 2.2 gives every token a timestep of its own.
 """
 
 from __future__ import annotations
 
 import bisect
+import itertools
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Final
@@ -127,8 +128,15 @@ class WanTextToVideo(StepwisePipeline):
 
     def batch_key(self, state: DenoiseState) -> Hashable:
         assert isinstance(state, WanState)
-        text = state.conditioning.positive[TEXT]
-        return super().batch_key(state), text.shape, state.has_low_noise
+        return super().batch_key(state), state.conditioning.positive[TEXT].shape
+
+    def predict(self, states: Sequence[Any]) -> Sequence[torch.Tensor]:
+        order = sorted(states, key=lambda state: state.has_low_noise)
+        predictions: dict[int, torch.Tensor] = {}
+        for _, members in itertools.groupby(order, key=lambda state: state.has_low_noise):
+            group = list(members)
+            predictions |= zip(map(id, group), super().predict(group), strict=True)
+        return [predictions[id(state)] for state in states]
 
     def forward(
         self, states: Sequence[Any], latents: torch.Tensor, timesteps: torch.Tensor, rows: list[Row]

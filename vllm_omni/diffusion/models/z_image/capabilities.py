@@ -11,7 +11,7 @@ def text_to_image(model_dir: Path) -> Capabilities:
     """Z-Image; Z-Image-Turbo wants `guidance_scale` 0 and 9 steps."""
     return Capabilities(
         mode=ExecutionMode.STEP,
-        params=frozenset({"guidance_scale", "negative_prompt", "max_sequence_length"}),
+        params=frozenset({"guidance_scale", "negative_prompt", "max_sequence_length", "lora"}),
         defaults={
             "num_inference_steps": 50,
             "height": 1024,
