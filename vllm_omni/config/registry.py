@@ -25,10 +25,10 @@ PIPELINES: Final[Mapping[str, str]] = {
     "QwenImageEditPipeline": "vllm_omni.diffusion.models.qwen_image.pipeline:EDIT_PIPELINE",
     "QwenImagePipeline": "vllm_omni.diffusion.models.qwen_image.pipeline:PIPELINE",
     "StableDiffusion3Pipeline": "vllm_omni.diffusion.models.stable_diffusion_3.pipeline:PIPELINE",
-    "WanImageToVideoPipeline": "vllm_omni.diffusion.models.wan.pipeline:IMAGE_PIPELINE",
-    "WanPipeline": "vllm_omni.diffusion.models.wan.pipeline:PIPELINE",
+    "WanImageToVideoPipeline": "vllm_omni.diffusion.models.wan_video.pipeline:IMAGE_PIPELINE",
+    "WanPipeline": "vllm_omni.diffusion.models.wan_video.pipeline:PIPELINE",
     "ZImagePipeline": "vllm_omni.diffusion.models.z_image.pipeline:PIPELINE",
-    "diffusers": "vllm_omni.diffusion.models.generic.pipeline:pipeline_of",
+    "diffusers": "vllm_omni.diffusion.models.plain_diffusers.pipeline:pipeline_of",
 }
 """`model_type` of the checkpoint's config.json, or the pipeline class in its model_index.json, to
 `module:NAME` of its pipeline or of a function that makes it from the model folder."""

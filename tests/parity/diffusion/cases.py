@@ -99,7 +99,7 @@ VIDEO = {**CFG, "num_frames": 9}
 def _wan(variant: str) -> Case:
     takes_image = variant.startswith("i2v")
     return Case(
-        family="wan",
+        family="wan_video",
         variant=variant,
         model_class="WanImageToVideo" if takes_image else "WanTextToVideo",
         options=VIDEO,

@@ -20,7 +20,7 @@ CORPUS: Final = (
     "A red fox jumps over a lazy dog, blue sky, oil painting, four small houses by the sea.",
     "blurry, low quality, a photo of a cat that holds a sign, turn the house green",
 )
-QWEN_SPECIALS: Final = (
+CHAT_SPECIALS: Final = (
     "<|endoftext|>",
     "<|im_start|>",
     "<|im_end|>",
@@ -47,16 +47,14 @@ def seeded(seed: int) -> Iterator[None]:
         yield
 
 
-def qwen_tokenizer() -> Any:
-    """A byte-level BPE with Qwen's special tokens and chat template."""
-    from transformers import Qwen2TokenizerFast
-
-    return Qwen2TokenizerFast(
-        tokenizer_object=_trained_bpe(QWEN_SPECIALS),
+def chat_tokenizer(tokenizer_class: Any) -> Any:
+    """A byte-level BPE with special tokens of chats and pictures, and a chat template."""
+    return tokenizer_class(
+        tokenizer_object=_trained_bpe(CHAT_SPECIALS),
         unk_token="<|endoftext|>",
         eos_token="<|im_end|>",
         pad_token="<|endoftext|>",
-        additional_special_tokens=list(QWEN_SPECIALS[1:]),
+        additional_special_tokens=list(CHAT_SPECIALS[1:]),
         chat_template=CHAT_TEMPLATE,
     )
 
@@ -146,7 +144,7 @@ def clip_text_encoder(tokenizer: Any, width: int = 32, projects: bool = False) -
 
 
 def kl_vae(latent_channels: int) -> Any:
-    """The autoencoder of FLUX, SD3 and Z-Image: 8 pixels a latent."""
+    """A KL autoencoder: 8 pixels a latent."""
     from diffusers import AutoencoderKL
 
     return AutoencoderKL(

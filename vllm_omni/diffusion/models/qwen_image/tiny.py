@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any, Final
 
-from vllm_omni.diffusion.models.tiny_parts import enliven, qwen_tokenizer, seeded
+from vllm_omni.diffusion.models.tiny_parts import chat_tokenizer, enliven, seeded
 
 VARIANTS: Final = ("text_to_image", "edit")
 
@@ -32,8 +32,9 @@ def _parts() -> dict[str, Any]:
         FlowMatchEulerDiscreteScheduler,
         QwenImageTransformer2DModel,
     )
+    from transformers import Qwen2TokenizerFast
 
-    tokenizer = qwen_tokenizer()
+    tokenizer = chat_tokenizer(Qwen2TokenizerFast)
     transformer = QwenImageTransformer2DModel(
         patch_size=2,
         in_channels=16,

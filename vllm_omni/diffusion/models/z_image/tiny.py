@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from vllm_omni.diffusion.models.tiny_parts import enliven, kl_vae, qwen_tokenizer, seeded
+from vllm_omni.diffusion.models.tiny_parts import chat_tokenizer, enliven, kl_vae, seeded
 
 
 def make_tiny(out_dir: Path, seed: int = 0) -> Path:
@@ -15,9 +15,9 @@ def make_tiny(out_dir: Path, seed: int = 0) -> Path:
         ZImagePipeline,
         ZImageTransformer2DModel,
     )
-    from transformers import Qwen3Config, Qwen3Model
+    from transformers import Qwen2TokenizerFast, Qwen3Config, Qwen3Model
 
-    tokenizer = qwen_tokenizer()
+    tokenizer = chat_tokenizer(Qwen2TokenizerFast)
     with seeded(seed):
         text_encoder = Qwen3Model(
             Qwen3Config(

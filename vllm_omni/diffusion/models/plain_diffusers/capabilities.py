@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Final
 
 from vllm_omni.config.pipeline import Modality
-from vllm_omni.diffusion.models.generic.signature import REQUIRED, Signature, signature_of
 from vllm_omni.diffusion.models.interface import Capabilities, ExecutionMode
+from vllm_omni.diffusion.models.plain_diffusers.signature import REQUIRED, Signature, signature_of
 from vllm_omni.errors import UnsupportedModelError
 
 PARAMS: Final = (

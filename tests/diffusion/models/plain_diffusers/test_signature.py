@@ -11,10 +11,10 @@ from pathlib import Path
 import pytest
 
 from vllm_omni.config.pipeline import Modality, Task
-from vllm_omni.diffusion.models.generic.capabilities import capabilities_of
-from vllm_omni.diffusion.models.generic.pipeline import pipeline_of
-from vllm_omni.diffusion.models.generic.signature import REQUIRED, signature_of_class
 from vllm_omni.diffusion.models.interface import ExecutionMode
+from vllm_omni.diffusion.models.plain_diffusers.capabilities import capabilities_of
+from vllm_omni.diffusion.models.plain_diffusers.pipeline import pipeline_of
+from vllm_omni.diffusion.models.plain_diffusers.signature import REQUIRED, signature_of_class
 from vllm_omni.errors import ConfigError, UnsupportedModelError
 
 
@@ -41,7 +41,7 @@ def test_the_arguments_are_those_that_the_class_has(name: str) -> None:
 def test_the_api_process_learns_it_without_torch(tmp_path: Path) -> None:
     code = (
         "import sys, pathlib\n"
-        "from vllm_omni.diffusion.models.generic.capabilities import capabilities_of\n"
+        "from vllm_omni.diffusion.models.plain_diffusers.capabilities import capabilities_of\n"
         "capabilities_of(pathlib.Path(sys.argv[1]))\n"
         "assert not {'torch', 'diffusers'} & set(sys.modules)\n"
     )

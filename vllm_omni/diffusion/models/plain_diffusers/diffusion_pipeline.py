@@ -10,14 +10,14 @@ import numpy as np
 import PIL.Image
 import torch
 
-from vllm_omni.diffusion.models.generic.capabilities import PARAMS, capabilities_of
-from vllm_omni.diffusion.models.generic.signature import signature_of
 from vllm_omni.diffusion.models.interface import (
     PipelineComponents,
     PipelineContext,
     ReportStep,
 )
 from vllm_omni.diffusion.models.loading import DENOISERS, load_reference, modules_of
+from vllm_omni.diffusion.models.plain_diffusers.capabilities import PARAMS, capabilities_of
+from vllm_omni.diffusion.models.plain_diffusers.signature import signature_of
 from vllm_omni.diffusion.request import DiffusionRequest
 from vllm_omni.errors import BadRequestError
 

@@ -6,11 +6,11 @@ from pathlib import Path
 from typing import Final
 
 from vllm_omni.config.pipeline import PipelineConfig
-from vllm_omni.diffusion.models.generic.capabilities import makes_video
-from vllm_omni.diffusion.models.generic.signature import signature_of
+from vllm_omni.diffusion.models.plain_diffusers.capabilities import makes_video
+from vllm_omni.diffusion.models.plain_diffusers.signature import signature_of
 from vllm_omni.diffusion.models.topology import one_stage
 
-_FAMILY: Final = "vllm_omni.diffusion.models.generic"
+_FAMILY: Final = "vllm_omni.diffusion.models.plain_diffusers"
 
 
 def pipeline_of(model_dir: Path) -> PipelineConfig:

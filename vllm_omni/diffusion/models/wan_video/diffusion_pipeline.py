@@ -26,7 +26,7 @@ from vllm_omni.diffusion.models.step_pipeline import (
     latent_statistics,
     new_schedule,
 )
-from vllm_omni.diffusion.models.wan import capabilities
+from vllm_omni.diffusion.models.wan_video import capabilities
 from vllm_omni.diffusion.request import DiffusionRequest
 
 TEXT: Final = "encoder_hidden_states"

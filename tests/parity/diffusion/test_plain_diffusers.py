@@ -13,8 +13,8 @@ import torch
 from tests.parity.diffusion.cases import context_of, load_the_reference, picture
 from vllm_omni.config.detect import detect
 from vllm_omni.config.registry import ANY_DIFFUSERS
-from vllm_omni.diffusion.models.generic.diffusion_pipeline import AnyDiffusers
-from vllm_omni.diffusion.models.generic.tiny import VARIANTS, make_tiny
+from vllm_omni.diffusion.models.plain_diffusers.diffusion_pipeline import AnyDiffusers
+from vllm_omni.diffusion.models.plain_diffusers.tiny import VARIANTS, make_tiny
 from vllm_omni.diffusion.request import DiffusionRequest
 from vllm_omni.errors import BadRequestError
 

@@ -6,7 +6,7 @@ from typing import Final
 
 from vllm_omni.diffusion.models.topology import one_stage
 
-_FAMILY: Final = "vllm_omni.diffusion.models.wan"
+_FAMILY: Final = "vllm_omni.diffusion.models.wan_video"
 
 PIPELINE: Final = one_stage(
     "WanPipeline",
