@@ -95,29 +95,25 @@ def pixels(seed: int, num_frames: int = 1, height: int = SIZE, width: int = SIZE
     return frames
 
 
-def wanted_of(request: StageRequest) -> DiffusionRequest:
+def wanted_of(request: StageRequest, capabilities: Capabilities) -> DiffusionRequest:
     """What a replica was asked for, as the engine reads it."""
-    capabilities = VIDEOS if request.params.num_frames or request.params.fps else PICTURES
     return make_request(request.request_id, request.prompt, request.params, capabilities)
 
 
-def paints(
-    num_steps: int | None = None, *, previews: bool = True, frame_rate: float | None = None
-) -> Script:
+def paints(capabilities: Capabilities = PICTURES) -> Script:
     """A replica that takes its steps and gives what it was asked for."""
 
     def script(request: StageRequest) -> Iterable[StageOutput]:
-        wanted = wanted_of(request)
-        steps = num_steps or wanted.num_inference_steps
+        wanted = wanted_of(request, capabilities)
+        steps = wanted.num_inference_steps
         interval = request.params.preview_interval
         for step in range(1, steps + 1):
             yield StageOutput(request.request_id, progress=StepProgress(step, steps))
-            if previews and interval and step % interval == 0 and step < steps:
+            if interval and step % interval == 0 and step < steps:
                 preview = Frames.of(pixels(step, 1, 8, 8)[0])
                 yield StageOutput(request.request_id, preview=preview)
         made = pixels(wanted.seed, wanted.num_frames, wanted.height, wanted.width)
-        rate = frame_rate or wanted.fps
-        frames = Frames.of(made if rate else made[0], rate)
+        frames = Frames.of(made if wanted.fps else made[0], wanted.fps)
         yield StageOutput(request.request_id, True, frames=frames)
 
     return script
@@ -148,6 +144,7 @@ class PictureRig:
     http: httpx.AsyncClient
     replica: FakeStageClient
     jobs: VideoJobs | None
+    capabilities: Capabilities
 
     async def generate(self, prompt: str = "a fox", **fields: object) -> httpx.Response:
         body = {"model": MODEL, "prompt": prompt, **fields}
@@ -162,7 +159,7 @@ class PictureRig:
     @property
     def requested(self) -> DiffusionRequest:
         """What the replica was last asked for."""
-        return wanted_of(self.replica.added[-1])
+        return wanted_of(self.replica.added[-1], self.capabilities)
 
 
 @asynccontextmanager
@@ -179,8 +176,8 @@ async def picture_server(
     **arguments: object,
 ) -> AsyncIterator[PictureRig]:
     """`arguments` replace vLLM's serve arguments."""
-    replica = FakeStageClient(script or paints(), kind=StageKind.DIFFUSION)
     capabilities = PICTURES if task is Task.IMAGE else VIDEOS
+    replica = FakeStageClient(script or paints(capabilities), kind=StageKind.DIFFUSION)
     real: Any = preparer or DiffusionPreparer("diffusion", capabilities)
     omni = fake_omni(
         picture_pipeline(task), [[replica]], limits=limits, preparers={"diffusion": real},
@@ -202,4 +199,4 @@ async def picture_server(
         http = await stack.enter_async_context(
             httpx.AsyncClient(transport=transport, base_url="http://omni")
         )
-        yield PictureRig(app, omni, http, replica, jobs)
+        yield PictureRig(app, omni, http, replica, jobs, capabilities)
