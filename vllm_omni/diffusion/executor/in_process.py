@@ -29,10 +29,10 @@ class InProcessExecutor:
         self._results: deque[tuple[Lane, Result]] = deque()
         """At most one for each lane, and the progress of one run."""
         self._busy: set[Lane] = set()
-        self._jobs: dict[Lane, queue.SimpleQueue[Job | None]] = {}
+        self._jobs: dict[Lane, queue.Queue[Job | None]] = {}
         self._threads: list[threading.Thread] = []
         for lane in Lane:
-            self._jobs[lane] = queue.SimpleQueue()
+            self._jobs[lane] = queue.Queue(maxsize=2)
             thread = threading.Thread(
                 target=self._work, args=(lane, self._jobs[lane]), name=f"{lane}-lane", daemon=True
             )
@@ -71,7 +71,7 @@ class InProcessExecutor:
         for thread in self._threads:
             thread.join(_JOIN_S)
 
-    def _work(self, lane: Lane, jobs: queue.SimpleQueue[Job | None]) -> None:
+    def _work(self, lane: Lane, jobs: queue.Queue[Job | None]) -> None:
         def report(result: Result) -> None:
             self._report(lane, result)
 

@@ -23,7 +23,7 @@ from vllm_omni.generation.request import failure_from
 logger = logging.getLogger(__name__)
 
 MAX_FAILED_IN_A_ROW: Final = 3
-"""Jobs of one kind that gave nothing but errors before the pipeline has to pass its self-test again."""
+"""Jobs of one kind that failed, one after another, before the pipeline is put to the test again."""
 
 Report = Callable[[Result], None]
 T = TypeVar("T")
