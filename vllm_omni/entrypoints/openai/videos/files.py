@@ -13,10 +13,11 @@ from pathlib import Path
 from typing import Final
 
 from vllm_omni import envs
-from vllm_omni.entrypoints.openai.media.video import spritesheet, thumbnail, write_mp4
+from vllm_omni.entrypoints.openai.media.video import spritesheet, thumbnail
 from vllm_omni.entrypoints.openai.videos.record import is_video_id
 from vllm_omni.errors import ConfigError
 from vllm_omni.outputs.media import Frames
+from vllm_omni.outputs.video_file import write_mp4
 
 TABLE_NAME: Final = "videos.sqlite"
 _LOCK_NAME: Final = "lock"
