@@ -22,6 +22,7 @@ ENTRY_POINT_GROUP: Final = "vllm_omni.pipelines"
 PIPELINES: Final[Mapping[str, str]] = {
     "smol_voice": "vllm_omni.model_executor.models.smol_voice.pipeline:PIPELINE",
     "FluxPipeline": "vllm_omni.diffusion.models.flux.pipeline:PIPELINE",
+    "GlmImagePipeline": "vllm_omni.diffusion.models.glm_image.pipeline:PIPELINE",
     "QwenImageEditPipeline": "vllm_omni.diffusion.models.qwen_image.pipeline:EDIT_PIPELINE",
     "QwenImagePipeline": "vllm_omni.diffusion.models.qwen_image.pipeline:PIPELINE",
     "StableDiffusion3Pipeline": "vllm_omni.diffusion.models.stable_diffusion_3.pipeline:PIPELINE",

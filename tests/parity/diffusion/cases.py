@@ -29,7 +29,12 @@ class Case:
     options: Mapping[str, Any] = field(default_factory=dict)
     """Fields of the request besides prompts, seed, steps and size."""
     reference_options: Mapping[str, Any] = field(default_factory=dict)
+    unguided: float = 1.0
+    """The greatest scale that means no guidance."""
     num_images: int = 0
+    takes_negative: bool = True
+    takes_tokens: bool = False
+    """Image tokens come with the request, as from an upstream stage."""
     output: str = "images"
 
     def __str__(self) -> str:
@@ -48,6 +53,8 @@ class Case:
     def request(self, seed: int, prompt: str, steps: int, **more: Any) -> DiffusionRequest:
         sizes = {"height": 64, "width": 64, "negative_prompt": "blurry"}
         images = tuple(picture(seed + i) for i in range(self.num_images))
+        if self.takes_tokens:
+            more["upstream"] = {"prior_token_ids": image_tokens(seed, {**sizes, **more})}
         return DiffusionRequest(
             request_id=f"{prompt}-{seed}",
             prompt=prompt,
@@ -63,9 +70,12 @@ class Case:
                 arguments[name] = getattr(request, name)
         if request.images:
             arguments["image"] = PIL.Image.fromarray(request.images[0])
+        if self.takes_tokens:
+            arguments["prior_token_ids"] = torch.tensor([request.upstream["prior_token_ids"]])
+        if self.takes_negative:
+            arguments["negative_prompt"] = request.negative_prompt
         result = reference(
             prompt=request.prompt,
-            negative_prompt=request.negative_prompt,
             height=request.height,
             width=request.width,
             num_inference_steps=request.num_inference_steps,
@@ -80,6 +90,12 @@ def picture(seed: int, height: int = 64, width: int = 64) -> np.ndarray:
     """Large patches of colour, so that scaling keeps something."""
     patches = np.random.default_rng(seed).integers(0, 256, (8, 8, 3), dtype=np.uint8)
     return np.asarray(PIL.Image.fromarray(patches).resize((width, height)))
+
+
+def image_tokens(seed: int, size: Mapping[str, Any]) -> list[int]:
+    """One token per patch of 16 pixels, from a book of 64."""
+    count = (size["height"] // 16) * (size["width"] // 16)
+    return [int(i) for i in np.random.default_rng(seed).integers(0, 64, count)]
 
 
 def context_of(model_dir: Path) -> PipelineContext:
@@ -135,6 +151,13 @@ CASES = (
         options={"true_cfg_scale": 2.0, "max_sequence_length": 64},
     ),
     Case(family="stable_diffusion_3", model_class="StableDiffusion3", options=CFG),
-    Case(family="z_image", model_class="ZImage", options=CFG),
+    Case(family="z_image", model_class="ZImage", options=CFG, unguided=0.0),
+    Case(
+        family="glm_image",
+        model_class="GlmImage",
+        options=CFG,
+        takes_negative=False,
+        takes_tokens=True,
+    ),
     *map(_wan, ("t2v_2_1", "i2v_2_1", "t2v_2_2", "i2v_2_2", "ti2v_2_2")),
 )

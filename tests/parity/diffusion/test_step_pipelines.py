@@ -126,7 +126,8 @@ def test_a_request_after_one_of_another_size_is_the_reference_s(pair: Pair) -> N
 
 
 def test_without_guidance_it_is_the_reference_s(pair: Pair) -> None:
-    off = {name: 1.0 for name in ("guidance_scale", "true_cfg_scale") if name in pair.case.options}
+    scales = {"guidance_scale", "true_cfg_scale"} & set(pair.case.options)
+    off = dict.fromkeys(scales, pair.case.unguided)
     state = begin(pair.ours, pair.case.request(30, PROMPTS[0], steps=2, **off))
     finish(pair.ours, [state])
 

@@ -50,7 +50,7 @@ def seeded(seed: int) -> Iterator[None]:
 def chat_tokenizer(tokenizer_class: Any) -> Any:
     """A byte-level BPE with special tokens of chats and pictures, and a chat template."""
     return tokenizer_class(
-        tokenizer_object=_trained_bpe(CHAT_SPECIALS),
+        tokenizer_object=trained_bpe(CHAT_SPECIALS),
         unk_token="<|endoftext|>",
         eos_token="<|im_end|>",
         pad_token="<|endoftext|>",
@@ -59,7 +59,8 @@ def chat_tokenizer(tokenizer_class: Any) -> Any:
     )
 
 
-def _trained_bpe(specials: Sequence[str], vocab_size: int = 320) -> Tokenizer:
+def trained_bpe(specials: Sequence[str], vocab_size: int = 320) -> Tokenizer:
+    """A byte-level BPE; ids of the special tokens come first."""
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
     tokenizer = Tokenizer(models.BPE())
@@ -143,7 +144,7 @@ def clip_text_encoder(tokenizer: Any, width: int = 32, projects: bool = False) -
     return (CLIPTextModelWithProjection if projects else CLIPTextModel)(config).eval()
 
 
-def kl_vae(latent_channels: int) -> Any:
+def kl_vae(latent_channels: int, **more: Any) -> Any:
     """A KL autoencoder: 8 pixels a latent."""
     from diffusers import AutoencoderKL
 
@@ -158,4 +159,5 @@ def kl_vae(latent_channels: int) -> Any:
         use_post_quant_conv=False,
         scaling_factor=1.5,
         shift_factor=0.06,
+        **more,
     ).eval()

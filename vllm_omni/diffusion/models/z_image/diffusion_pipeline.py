@@ -36,7 +36,7 @@ class ZImage(StepwisePipeline):
         return capabilities.text_to_image(context.model_dir)
 
     def is_guided(self, request: DiffusionRequest) -> bool:
-        return (request.guidance_scale or 0.0) > 1
+        return (request.guidance_scale or 0.0) > 0
 
     def encode_one(self, request: DiffusionRequest) -> Conditioning:
         texts, negative_texts = self.reference.encode_prompt(
