@@ -20,7 +20,7 @@ from vllm_omni.entrypoints.openai.errors import describe
 from vllm_omni.entrypoints.openai.media.pool import MediaPool
 from vllm_omni.entrypoints.openai.videos.record import VideoRecord
 from vllm_omni.entrypoints.openai.videos.store import INTERRUPTED, VideoStore
-from vllm_omni.errors import OverloadedError, RequestFailedError
+from vllm_omni.errors import EngineStoppedError, OverloadedError, RequestFailedError
 from vllm_omni.outputs.media import Frames
 from vllm_omni.outputs.request_output import OmniRequestOutput
 
@@ -149,6 +149,8 @@ class VideoJobs:
             # A job that is over needs its end written more than it needs to stop at once.
             await asyncio.shield(self.store.fail(video_id, *job.ends_as))
             raise
+        except EngineStoppedError:
+            await self.store.fail(video_id, INTERRUPTED, _STOPPED_TEXT)
         except Exception as exc:
             # One job ends here, whatever the engine, a codec or the disk made of it.
             error = describe(exc)
