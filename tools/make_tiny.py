@@ -2,7 +2,8 @@
 
 A family takes part by having a module `tiny` with `make_tiny(out_dir, seed)` in its folder; one
 with `make_real(out_dir)` can also write its released sizes without weights (`--scale real`), for
-runs with random ones.
+runs with random ones. One with several kinds of checkpoint names them in `VARIANTS`, the usual one
+first, and also takes `variant`.
 """
 
 from __future__ import annotations
@@ -13,34 +14,46 @@ import sys
 from pathlib import Path
 from typing import Final
 
-MODELS_DIR: Final = Path(__file__).resolve().parents[1] / "vllm_omni/model_executor/models"
+ROOT: Final = Path(__file__).resolve().parents[1]
+MODEL_ROOMS: Final = ("vllm_omni/model_executor/models", "vllm_omni/diffusion/models")
 
 
-def families() -> list[str]:
-    """Families that can make a tiny checkpoint."""
-    return sorted(path.parent.name for path in MODELS_DIR.glob("*/tiny.py"))
+def families() -> dict[str, str]:
+    """Families that can make a tiny checkpoint, and the module that does."""
+    found = sorted(path for room in MODEL_ROOMS for path in (ROOT / room).glob("*/tiny.py"))
+    return {
+        path.parent.name: ".".join(path.relative_to(ROOT).with_suffix("").parts) for path in found
+    }
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description="Write a tiny random checkpoint of a family.")
-    parser.add_argument("family", choices=families())
+    modules = families()
+    parser.add_argument("family", choices=sorted(modules))
     parser.add_argument("out_dir", type=Path)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--scale", choices=("tiny", "real"), default="tiny")
+    parser.add_argument("--variant", help="kind of checkpoint, for families with several")
     arguments = parser.parse_args()
     if arguments.out_dir.exists() and (
         not arguments.out_dir.is_dir() or any(arguments.out_dir.iterdir())
     ):
         print(f"make_tiny: {arguments.out_dir} exists and is not an empty folder", file=sys.stderr)
         return 1
-    module = importlib.import_module(f"vllm_omni.model_executor.models.{arguments.family}.tiny")
+    module = importlib.import_module(modules[arguments.family])
+    options = {}
+    if arguments.variant is not None:
+        variants = vars(module).get("VARIANTS", ())
+        if arguments.variant not in variants:
+            known = ", ".join(variants) or "none"
+            parser.error(f"--variant {arguments.variant}: {arguments.family} has {known}")
+        options["variant"] = arguments.variant
     if arguments.scale == "tiny":
-        print(module.make_tiny(arguments.out_dir, arguments.seed))
+        print(module.make_tiny(arguments.out_dir, arguments.seed, **options))
         return 0
     if not hasattr(module, "make_real"):
-        print(f"make_tiny: {arguments.family} has one size only", file=sys.stderr)
-        return 1
-    print(module.make_real(arguments.out_dir))
+        parser.error(f"--scale real: {arguments.family} has one size only")
+    print(module.make_real(arguments.out_dir, **options))
     return 0
 
 

@@ -47,6 +47,12 @@ def cpu_kv_cache_bytes() -> int | None:
     return int(raw) << 30
 
 
+def data_dir() -> Path | None:
+    """`VLLM_OMNI_DATA_DIR`: where a server keeps videos, unless `--data-dir` names a folder."""
+    raw = os.environ.get("VLLM_OMNI_DATA_DIR")
+    return Path(raw).expanduser() if raw else None
+
+
 def admin_api_key() -> str | None:
     """`VLLM_OMNI_ADMIN_API_KEY`: the key of operators, unless `--admin-api-key` gives one."""
     return os.environ.get("VLLM_OMNI_ADMIN_API_KEY") or None

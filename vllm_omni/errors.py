@@ -3,6 +3,8 @@
     OmniError
     +-- BadRequestError            400  the client's input; names the field
     |   +-- UnsupportedModalityError
+    +-- UnsupportedMediaTypeError  415  a body that is neither JSON nor a form
+    +-- NotFoundError              404  nothing of that name here
     +-- ConfigError                     the operator's input; stops the start
     |   +-- UnsupportedModelError
     |   +-- PlacementError
@@ -54,6 +56,20 @@ class UnsupportedModalityError(BadRequestError):
     """The pipeline has no stage that reads or writes this modality."""
 
     code = "unsupported_modality"
+
+
+class UnsupportedMediaTypeError(OmniError):
+    """The body's content type is none that this route reads."""
+
+    status = HTTPStatus.UNSUPPORTED_MEDIA_TYPE
+    code = "unsupported_media_type"
+
+
+class NotFoundError(OmniError, LookupError):
+    """There is nothing of the name that the client gave."""
+
+    status = HTTPStatus.NOT_FOUND
+    code = "not_found"
 
 
 class ConfigError(OmniError, ValueError):

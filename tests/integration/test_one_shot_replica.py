@@ -19,7 +19,7 @@ from tests.generation.replicas import Listener, listen, pid_of, running, say
 from tests.generation.tone import spoken
 from vllm_omni.distributed.omni_connectors.factory import Connector, open_connector
 from vllm_omni.distributed.run_directory import RunDirectory
-from vllm_omni.engine import one_shot_client
+from vllm_omni.engine import process_client
 from vllm_omni.engine.messages import StageRequest
 from vllm_omni.engine.one_shot_client import OneShotClient
 from vllm_omni.errors import BadRequestError, DeadlineExceededError
@@ -223,7 +223,7 @@ async def test_utilities_answer_refuse_and_end(monkeypatch: pytest.MonkeyPatch) 
         assert await client.call_utility_async("is_sleeping") is False
         with pytest.raises(BadRequestError, match=r"stage voice \(one-shot\) has no 'sleep'"):
             await client.call_utility_async("sleep", 1)
-        monkeypatch.setattr(one_shot_client, "CALL_TIMEOUT_S", 0.2)
+        monkeypatch.setattr(process_client, "CALL_TIMEOUT_S", 0.2)
         os.kill(pid_of(client), signal.SIGSTOP)
         with pytest.raises(DeadlineExceededError, match=r"did not answer 'figures' in 0\.2 s"):
             await client.call_utility_async("figures")

@@ -39,7 +39,9 @@ def numbers(*values: int) -> Rows:
 def begin(*conditions: int) -> Conditioning:
     base = [numbers(*(0 for _ in conditions))]
     return Conditioning(
-        prompt=ConditionedPrompt(base=base, conditions=[numbers(*conditions)], token_ids=[0] * len(conditions))
+        prompt=ConditionedPrompt(
+            base=base, conditions=[numbers(*conditions)], token_ids=[0] * len(conditions)
+        )
     )
 
 

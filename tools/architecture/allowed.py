@@ -25,14 +25,32 @@ BROAD_EXCEPTS: Final[dict[str, str]] = {
     "vllm_omni/engine/stage_pool.py:StagePool._shutdown_client": (
         "one client's failure must not keep the others running"
     ),
+    "vllm_omni/entrypoints/openai/videos/jobs.py:VideoJobs._run": (
+        "a job's boundary: whatever the engine, a codec or the disk raises, it alone failed"
+    ),
     "vllm_omni/generation/engine.py:OneShotEngine.add": "a request's boundary",
     "vllm_omni/generation/engine.py:OneShotEngine._continue": "a request's boundary",
     "vllm_omni/generation/engine.py:OneShotEngine._release": "a request's boundary",
+    "vllm_omni/diffusion/executor/in_process.py:InProcessExecutor._work": (
+        "a thread's boundary: it becomes the death of the replica"
+    ),
+    "vllm_omni/diffusion/worker/isolation.py:_step": (
+        "a batch's boundary: its members run one by one"
+    ),
+    "vllm_omni/diffusion/worker/model_runner.py:ModelRunner._retried": (
+        "all but a lack of memory is raised again"
+    ),
+    "vllm_omni/diffusion/worker/step_runner.py:StepRunner._prepare": "a request's boundary",
+    "vllm_omni/diffusion/worker/step_runner.py:StepRunner._decode": "a request's boundary",
+    "vllm_omni/diffusion/worker/step_runner.py:StepRunner._preview": (
+        "a preview's boundary: the request goes on"
+    ),
+    "vllm_omni/diffusion/worker/whole_runner.py:WholeRunner._run_whole": "a request's boundary",
     "vllm_omni/model_executor/models/smol_voice/bridges.py:TokenReader.read": (
         "tokenizers raises plain Exception; every other message is raised again"
     ),
     "vllm_omni/generation/forward.py:_run_apart": "a batch's boundary: its members run one by one",
-    "vllm_omni/generation/proc.py:OneShotReplica._call": "the boundary of one call",
+    "vllm_omni/generation/replica_loop.py:ReplicaLoop._call": "the boundary of one call",
     "vllm_omni/model_executor/models/smol_voice/voice.py:PiperVoice._result": (
         "the boundary of one request in the batch"
     ),
@@ -86,7 +104,7 @@ OWNED_WAITS: Final[dict[str, str]] = {
     "vllm_omni/engine/mailbox.py:Outbox.take:self._queue.async_q.get": (
         "the orchestrator's thread: it closes the queue however it ends"
     ),
-    "vllm_omni/engine/one_shot_client.py:OneShotClient.get_outputs_async:self._changed.wait": (
+    "vllm_omni/engine/process_client.py:ProcessClient.get_outputs_async:self._changed.wait": (
         "the client: outputs or the process's death; the process is watched by its exit and by "
         "its heartbeats"
     ),

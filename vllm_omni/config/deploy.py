@@ -70,6 +70,16 @@ class ServerLimits:
     max_video_pixels: int = 536_870_912
     """Pixels of all frames that are taken of one video, two for each second; each costs three
     bytes when it is decoded."""
+    max_queued_videos: int = 32
+    """Video jobs that have not ended; one more is refused with 503."""
+    max_stored_videos: int = 1000
+    """Video jobs that are kept; the oldest that have ended make room for new ones."""
+    max_stored_video_bytes: int = 20 * 1024 * 1024 * 1024
+    """Bytes of the videos that are kept; the oldest make room for new ones."""
+    video_timeout_s: float = 3600.0
+    """Deadline of a video job, its wait in the queue included."""
+    video_expiry_s: float = 86400.0
+    """How long a finished video is kept."""
     max_body_bytes: int = 96 * 1024 * 1024
     """Bytes of one HTTP request's body, all its media together."""
     max_media_items: int = 16

@@ -1,6 +1,7 @@
 """From a model argument to a folder, its pipeline, and the certainty that its weights are there.
 
-Reads only `config.json` and file sizes; every error is one line that says what to do.
+Reads only `config.json`, `model_index.json` and file sizes; every error is one line that says
+what to do.
 """
 
 from __future__ import annotations
@@ -12,10 +13,12 @@ from pathlib import Path
 from typing import Final
 
 from vllm_omni.config.pipeline import PipelineConfig, StageConfig, StageKind
-from vllm_omni.config.registry import known_pipelines
+from vllm_omni.config.registry import ANY_DIFFUSERS, known_pipelines
 from vllm_omni.errors import ConfigError
 
 CONFIG_NAME: Final = "config.json"
+INDEX_NAME: Final = "model_index.json"
+"""A diffusers folder has it instead of a config.json."""
 WEIGHT_SUFFIXES: Final = (".safetensors", ".onnx", ".bin", ".pt", ".pth", ".gguf")
 _HUB_ID: Final = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 _LFS_POINTER: Final = b"version https://git-lfs"
@@ -34,7 +37,9 @@ def locate(model: str, revision: str | None = None) -> Path:
     if path.is_dir():
         return path.resolve()
     if path.exists():
-        raise ConfigError(f"model {model!r} is a file; give the folder that has its {CONFIG_NAME}")
+        raise ConfigError(
+            f"model {model!r} is a file; give the folder that has its {CONFIG_NAME} or {INDEX_NAME}"
+        )
     if not _HUB_ID.fullmatch(model):
         raise ConfigError(f"model folder {model!r} does not exist")
     return _hub_snapshot(model, revision)
@@ -46,7 +51,8 @@ def _hub_snapshot(repo_id: str, revision: str | None) -> Path:
     from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError
 
     try:
-        config = Path(snapshot_download(repo_id, revision=revision, allow_patterns=[CONFIG_NAME]))
+        names = [CONFIG_NAME, INDEX_NAME]
+        config = Path(snapshot_download(repo_id, revision=revision, allow_patterns=names))
         if detect(config) is None:
             return config
         return Path(snapshot_download(repo_id, revision=revision))
@@ -58,16 +64,28 @@ def _hub_snapshot(repo_id: str, revision: str | None) -> Path:
 
 
 def detect(model_dir: Path) -> str | None:
-    """`model_type` of the pipeline that serves this folder; None: serve it as plain vLLM does.
+    """Name of the pipeline that serves this folder, its `model_type` or its diffusers class; None:
+    serve it as plain vLLM does.
 
     Raises:
         ConfigError: the folder, its config.json or the JSON in it is missing or wrong.
     """
     if not model_dir.is_dir():
         raise ConfigError(f"model folder '{model_dir}' does not exist")
+    if (model_dir / INDEX_NAME).is_file():
+        name = _read(model_dir / INDEX_NAME).get("_class_name")
+        if not isinstance(name, str):
+            raise ConfigError(f"{model_dir / INDEX_NAME}: names no pipeline class")
+        known = known_pipelines()
+        return name if name in known or ANY_DIFFUSERS not in known else ANY_DIFFUSERS
     path = model_dir / CONFIG_NAME
     if not path.is_file():
         raise ConfigError(f"model folder '{model_dir}' has no {CONFIG_NAME}")
+    model_type = _read(path).get("model_type")
+    return model_type if isinstance(model_type, str) and model_type in known_pipelines() else None
+
+
+def _read(path: Path) -> dict[str, object]:
     try:
         config = json.loads(path.read_text(encoding="utf-8"))
     except json.JSONDecodeError as exc:
@@ -76,8 +94,7 @@ def detect(model_dir: Path) -> str | None:
         raise ConfigError(f"{path} cannot be read: {exc}") from exc
     if not isinstance(config, dict):
         raise ConfigError(f"{path}: not a JSON object")
-    model_type = config.get("model_type")
-    return model_type if isinstance(model_type, str) and model_type in known_pipelines() else None
+    return config
 
 
 def stage_dir(model_dir: Path, stage: StageConfig) -> Path:

@@ -10,6 +10,7 @@ import functools
 from collections.abc import Mapping
 from typing import Final
 
+from vllm_omni.config.diffusion_options import diffusion_option_types
 from vllm_omni.config.pipeline import PipelineConfig, StageConfig, StageKind, Task
 
 ALIASES: Final[Mapping[str, str]] = {
@@ -80,7 +81,8 @@ PROMPT_STAGE_OPTIONS: Final = frozenset(
     }
 )
 """Options that describe one checkpoint. Given for the whole server they mean the stage that reads
-the prompt; every other engine option given so means all AUTOREGRESSIVE stages."""
+the prompt; every other engine option given so means all AUTOREGRESSIVE stages, and the DIFFUSION
+stages that have it too."""
 
 
 @functools.cache
@@ -105,9 +107,11 @@ def engine_argument_defaults() -> Mapping[str, object]:
 
 
 def option_types(stage: StageConfig) -> Mapping[str, object]:
-    """The engine options a stage takes. Engines of our own take what their family declares."""
+    """The engine options a stage takes. A one-shot stage takes what its family declares."""
     if stage.kind is StageKind.AUTOREGRESSIVE:
         return engine_argument_types()
+    if stage.kind is StageKind.DIFFUSION:
+        return diffusion_option_types()
     return {
         name: object if default is None else type(default)
         for name, default in stage.engine_defaults.items()
@@ -116,11 +120,17 @@ def option_types(stage: StageConfig) -> Mapping[str, object]:
 
 def stages_meant_by(name: str, pipeline: PipelineConfig) -> tuple[str, ...]:
     """The stages that an option given for the whole server is for."""
-    names = tuple(s.name for s in pipeline.stages if s.kind is StageKind.AUTOREGRESSIVE)
+    names = tuple(stage.name for stage in pipeline.stages if _takes_server_option(stage, name))
     if name not in PROMPT_STAGE_OPTIONS:
         return names
     prompt_stage = pipeline.entries.get(Task.CHAT)
     return tuple(stage for stage in names if stage == prompt_stage)
+
+
+def _takes_server_option(stage: StageConfig, name: str) -> bool:
+    if stage.kind is StageKind.DIFFUSION:
+        return name in diffusion_option_types()
+    return stage.kind is StageKind.AUTOREGRESSIVE
 
 
 def normalized(name: str, value: object) -> object:

@@ -42,6 +42,10 @@ class Task(enum.StrEnum):
     """Text in, the same text spoken."""
     TRANSCRIPTION = "transcription"
     """Speech in, the same words as text."""
+    IMAGE = "image"
+    """Text in, perhaps with pictures, a picture out."""
+    VIDEO = "video"
+    """Text in, perhaps with a picture, a video out."""
 
 
 class CaptureScope(enum.StrEnum):
@@ -86,6 +90,8 @@ class StageConfig:
     where vLLM reads the checkpoint's own."""
     speaks: bool = False
     """Takes the voice and the seed that a request names for its speech."""
+    capabilities: str | None = None
+    """`module:function` from model folder to `Capabilities`, for DIFFUSION; imports no torch."""
     engine_defaults: Mapping[str, object] = field(default_factory=dict)
     """Engine options the model needs (for AUTOREGRESSIVE vLLM's own argument names)."""
     default_params: Mapping[str, object] = field(default_factory=dict)
@@ -163,6 +169,11 @@ class PipelineConfig:
         for task, name in self.entries.items():
             if name not in order:
                 raise ValueError(f"pipeline {self.model_type!r}: {task} needs stage {name!r}")
+
+    @property
+    def default_task(self) -> Task:
+        """What a request does that names no task: chat, or else the first that there is."""
+        return Task.CHAT if Task.CHAT in self.entries else next(iter(self.entries))
 
     def stage_id(self, name: str) -> int:
         """Index of the stage called `name`; KeyError when there is none."""

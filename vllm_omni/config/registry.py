@@ -23,8 +23,21 @@ PIPELINES: Final[Mapping[str, str]] = {
     "qwen2_5_omni": "vllm_omni.model_executor.models.qwen2_5_omni.pipeline:PIPELINE",
     "qwen3_omni_moe": "vllm_omni.model_executor.models.qwen3_omni.pipeline:PIPELINE",
     "smol_voice": "vllm_omni.model_executor.models.smol_voice.pipeline:PIPELINE",
+    "FluxPipeline": "vllm_omni.diffusion.models.flux.pipeline:PIPELINE",
+    "GlmImagePipeline": "vllm_omni.diffusion.models.glm_image.pipeline:PIPELINE",
+    "QwenImageEditPipeline": "vllm_omni.diffusion.models.qwen_image.pipeline:EDIT_PIPELINE",
+    "QwenImagePipeline": "vllm_omni.diffusion.models.qwen_image.pipeline:PIPELINE",
+    "StableDiffusion3Pipeline": "vllm_omni.diffusion.models.stable_diffusion_3.pipeline:PIPELINE",
+    "WanImageToVideoPipeline": "vllm_omni.diffusion.models.wan_video.pipeline:IMAGE_PIPELINE",
+    "WanPipeline": "vllm_omni.diffusion.models.wan_video.pipeline:PIPELINE",
+    "ZImagePipeline": "vllm_omni.diffusion.models.z_image.pipeline:PIPELINE",
+    "diffusers": "vllm_omni.diffusion.models.plain_diffusers.pipeline:pipeline_of",
 }
-"""`model_type` of the checkpoint's config.json to `module:NAME` of its pipeline."""
+"""`model_type` of the checkpoint's config.json, or the pipeline class in its model_index.json, to
+`module:NAME` of its pipeline or of a function that makes it from the model folder."""
+
+ANY_DIFFUSERS: Final = "diffusers"
+"""The entry that serves every diffusers folder whose class has none of its own."""
 
 ARCHITECTURES: Final[Mapping[str, str]] = {
     "VllmOmniQwen25OmniTalker": "vllm_omni.model_executor.models.qwen2_5_omni.talker:Talker",
@@ -60,8 +73,10 @@ def _order(point: EntryPoint) -> tuple[str, str]:
     return point.name, point.value
 
 
-def load_pipeline(model_type: str) -> PipelineConfig:
+def load_pipeline(model_type: str, model_dir: Path | None = None) -> PipelineConfig:
     """Import exactly one model family: the one being served.
+
+    Where the pipeline depends on the checkpoint, `model_dir` is the folder that it is made from.
 
     Raises:
         UnsupportedModelError: no family has this `model_type`.
@@ -81,6 +96,8 @@ def load_pipeline(model_type: str) -> PipelineConfig:
             f"pipeline of model_type {model_type!r} cannot be loaded from "
             f"{known[model_type]}: {exc}"
         ) from exc
+    if callable(pipeline) and model_dir is not None:
+        pipeline = pipeline(model_dir)
     if not isinstance(pipeline, PipelineConfig):
         raise ConfigError(f"{known[model_type]} is not a PipelineConfig")
     return pipeline

@@ -68,7 +68,7 @@ def resolve(
             f"'{model_dir}' is not a model of several stages (model_type in its config.json; "
             f"known: {known})"
         )
-    pipeline = pipeline_of(load_pipeline(model_type), model_dir)
+    pipeline = pipeline_of(load_pipeline(model_type, model_dir), model_dir)
     platform = platform or current_platform()
     merge = _Merge(pipeline)
     merge.add(_family_settings(pipeline), by_family=True)
@@ -262,7 +262,7 @@ def _without_weights(stages: Sequence[ResolvedStage]) -> list[str]:
     return [
         stage.config.name
         for stage in stages
-        if stage.config.kind is StageKind.AUTOREGRESSIVE
+        if stage.config.kind is not StageKind.ONE_SHOT
         and stage.deploy.engine_args.get("load_format") == "dummy"
     ]
 

@@ -62,14 +62,15 @@ def on_stage_output(
         failure = output.failure
         return (Fail(failure.code, failure.message, failure.field),)
     stage = state.plan.stages[stage_id]
-    has_content = output.text is not None or output.audio is not None
+    has_content = output.has_content
     if has_content:
         if stage_id not in state.first_output_ts:
             made_s = output.first_made_s
             state.first_output_ts[stage_id] = now_s if made_s is None else made_s
         if stage.prompt_targets:
             _keep(state, stage_id, output, is_shared=stage.emits)
-    emit = _EMIT if has_content and stage.emits and state.parent_id is None else NOTHING
+    is_news = has_content or output.progress is not None
+    emit = _EMIT if is_news and stage.emits and state.parent_id is None else NOTHING
     if not output.finished:
         return emit
     state.finished_ts[stage_id] = now_s

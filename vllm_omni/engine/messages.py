@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from vllm_omni.outputs.media import AudioChunk
+from vllm_omni.outputs.media import AudioChunk, Frames, StepProgress
 
 if TYPE_CHECKING:
     from vllm.outputs import RequestOutput
@@ -51,7 +51,8 @@ class StageRequest(msgspec.Struct):
     """What the stage's client takes: an `OmniPrompt`, or what the client's `prepare` returned.
     None when the stage is fed by `sources` alone."""
     params: object
-    """`vllm.SamplingParams` for AUTOREGRESSIVE, `SpeechParams` for a stage that speaks."""
+    """`vllm.SamplingParams` for AUTOREGRESSIVE, `SpeechParams` for a stage that speaks,
+    `OmniDiffusionSamplingParams` for DIFFUSION."""
     sources: tuple[StreamSource, ...] = ()
     targets: tuple[StreamTarget, ...] = ()
     deadline_s: float | None = None
@@ -70,7 +71,7 @@ class StageFailure(msgspec.Struct, frozen=True):
 
 
 class StageOutput(msgspec.Struct):
-    """One output of one stage for one request. At most one of the values is set."""
+    """One output of one stage for one request."""
 
     request_id: str
     """As in the `StageRequest`."""
@@ -78,10 +79,25 @@ class StageOutput(msgspec.Struct):
     text: Any = None
     """`vllm.RequestOutput` of a text stage."""
     audio: AudioChunk | None = None
+    frames: Frames | None = None
+    """The whole picture or video."""
+    preview: Frames | None = None
+    """What the picture looks like so far."""
+    progress: StepProgress | None = None
     failure: StageFailure | None = None
     """Set: the stage gave this request up; `finished` is True."""
     first_made_s: float | None = None
     """On `time.monotonic`: when the first piece of the text was made, where it was held back."""
+
+    @property
+    def has_content(self) -> bool:
+        """There is something for the client beyond how far the stage is."""
+        return (
+            self.text is not None
+            or self.audio is not None
+            or self.frames is not None
+            or self.preview is not None
+        )
 
     def merged_with(self, later: StageOutput, *, delta: bool = True) -> StageOutput:
         """This output and a later one of the same stage and request as one (a slow client).
@@ -99,6 +115,9 @@ class StageOutput(msgspec.Struct):
             later.finished,
             text if text is not None else later.text,
             audio if audio is not None else later.audio,
+            later.frames or self.frames,
+            later.preview or self.preview,
+            later.progress or self.progress,
             later.failure,
             self.first_made_s if self.first_made_s is not None else later.first_made_s,
         )

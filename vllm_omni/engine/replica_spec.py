@@ -37,6 +37,10 @@ class ReplicaSpec:
     """AUTOREGRESSIVE: what its runner keeps of every forward for the stages it conditions."""
     hf_config: str | None = None
     """`StageConfig.hf_config`."""
+    capabilities: str | None = None
+    """`module:function` from model folder to `Capabilities`, for DIFFUSION."""
+    memory_fraction: float | None = None
+    """Share of each device's memory that it may take."""
     incarnation: int = 1
     """Counts the starts of this replica. Part of the addresses it binds, so that what was meant
     for an earlier incarnation does not reach a later one."""

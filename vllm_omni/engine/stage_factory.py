@@ -48,6 +48,8 @@ def _replica_spec(config: ResolvedConfig, stage: ResolvedStage, replica_id: int)
         has_targets=any(edge.source == name for edge in streams),
         capture=next((e.capture for e in streams if e.source == name and e.capture), None),
         hf_config=stage.config.hf_config,
+        capabilities=stage.config.capabilities,
+        memory_fraction=deploy.memory_fraction,
     )
 
 
@@ -70,7 +72,9 @@ async def start_replica(spec: ReplicaSpec) -> StageClient:
 
             return await OneShotClient.start(spec)
         case StageKind.DIFFUSION:
-            raise ConfigError(f"stage {spec.stage!r}: diffusion stages cannot be served yet")
+            from vllm_omni.engine.diffusion_client import DiffusionClient
+
+            return await DiffusionClient.start(spec)
 
 
 def make_preparer(stage: ResolvedStage, config: ResolvedConfig) -> StagePreparer:
@@ -85,6 +89,12 @@ def make_preparer(stage: ResolvedStage, config: ResolvedConfig) -> StagePreparer
 
         vllm_config, _ = build_vllm_config(_replica_spec(config, stage, 0))
         return ArPreparer(stage.config.name, vllm_config)
+    if stage.config.kind is StageKind.DIFFUSION:
+        from vllm_omni.diffusion.checks import load_capabilities
+        from vllm_omni.engine.diffusion_preparer import DiffusionPreparer
+
+        capabilities = load_capabilities(stage.config.capabilities, stage.model_dir)
+        return DiffusionPreparer(stage.config.name, capabilities)
     if stage.config.kind is StageKind.ONE_SHOT and stage.config.emits is Modality.AUDIO:
         return SpeechPreparer(stage.config.name, voices_of(config), config.limits.max_speech_chars)
     raise ConfigError(f"stage {stage.config.name!r}: {stage.config.kind} stages take no requests")

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import time
 from collections.abc import AsyncGenerator, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, cast
@@ -124,7 +125,7 @@ class AsyncOmni(RequestStreams, EngineMethods, EngineClient):
         sampling_params: object = None,
         request_id: str | None = None,
         *,
-        task: Task = Task.CHAT,
+        task: Task | None = None,
         output_modalities: Sequence[str] | None = None,
         sampling_params_list: Sequence[object] | None = None,
         speech: SpeechParams | None = None,
@@ -149,6 +150,7 @@ class AsyncOmni(RequestStreams, EngineMethods, EngineClient):
         Args:
             prompt: text, vLLM's prompt dictionaries, what its renderer made, `{"messages": ...}`,
                 or an OmniPrompt.
+            task: None: chat, or what else the pipeline does.
             sampling_params: for the stage that does the task; `n` asks for several choices.
             output_modalities: what the client wants; None: all that the pipeline writes.
             sampling_params_list: one entry for each stage of the pipeline, None for the default.
@@ -172,7 +174,7 @@ class AsyncOmni(RequestStreams, EngineMethods, EngineClient):
             "reasoning_parser_kwargs": reasoning_parser_kwargs,
         }
         wish = Wish(
-            task=task,
+            task=task or self.pipeline.default_task,
             output_modalities=output_modalities,
             sampling_params=sampling_params,
             sampling_params_list=sampling_params_list,
@@ -181,6 +183,17 @@ class AsyncOmni(RequestStreams, EngineMethods, EngineClient):
             options={name: value for name, value in given.items() if value is not None},
         )
         return self._stream(prompt, request_id or f"omni-{next(self._names)}", wish)
+
+    async def check_request(
+        self, prompt: object, sampling_params: object = None, *, task: Task | None = None
+    ) -> None:
+        """Refuse what `generate` would refuse before it starts anything; takes no place.
+
+        Raises:
+            BadRequestError: names the field.
+        """
+        wish = Wish(task=task or self.pipeline.default_task, sampling_params=sampling_params)
+        await self._prepare(prompt, "check", wish, time.monotonic(), self.limits.request_timeout_s)
 
     async def abort(self, request_id: str | Iterable[str]) -> None:
         """Stop requests by the ids that `generate` was given; unknown ids are ignored.

@@ -91,7 +91,7 @@ class Omni(RequestStreams):
         sampling_params: object = None,
         *,
         sampling_params_list: Sequence[object] | None = None,
-        task: Task = Task.CHAT,
+        task: Task | None = None,
         output_modalities: Sequence[str] | None = None,
         speech: SpeechParams | None = None,
         use_tqdm: bool = True,
@@ -103,6 +103,7 @@ class Omni(RequestStreams):
         Args:
             prompts: one prompt or a sequence of them: text, vLLM's prompt dictionaries,
                 `{"messages": ...}` or OmniPrompts.
+            task: None: chat, or what else the pipeline does.
             sampling_params: for the stage that does the task; or a list with one entry for each
                 stage of the pipeline, None for the default.
             sampling_params_list: that list, by its name in `AsyncOmni.generate`.
@@ -120,7 +121,7 @@ class Omni(RequestStreams):
 
         def wish() -> Wish:
             return Wish(
-                task=task,
+                task=task or self.pipeline.default_task,
                 output_modalities=output_modalities,
                 sampling_params=sampling_params,
                 sampling_params_list=sampling_params_list,

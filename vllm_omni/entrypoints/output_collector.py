@@ -25,7 +25,7 @@ class OutputCollector:
         self.num_open = num_choices
         """Choices whose last output was not taken yet."""
         self.lost: dict[int, ErrorMessage] = {}
-        """Choices whose replica died before anything of them was taken."""
+        """Choices whose replica died before any content of theirs was taken."""
         self._slots: dict[tuple[int, int], ClientOutput] = {}
         self._taken: set[int] = set()
         self._waiter: asyncio.Future[None] | None = None
@@ -70,7 +70,8 @@ class OutputCollector:
             return None
         key = next(iter(self._slots))
         message = self._slots.pop(key)
-        self._taken.add(key[0])
+        if message.output.has_content:
+            self._taken.add(key[0])
         if message.timings is not None:
             self.num_open -= 1
         return key[0], message

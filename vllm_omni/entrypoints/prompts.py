@@ -3,22 +3,30 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
+from PIL import Image
 
 from vllm_omni.config.deploy import ServerLimits
 from vllm_omni.config.pipeline import Modality, PipelineConfig, StageConfig
 from vllm_omni.engine.stage_client import TextPreparer
 from vllm_omni.errors import BadRequestError
-from vllm_omni.inputs.prompt import AudioInput, OmniPrompt
+from vllm_omni.inputs.prompt import AudioInput, ImageInput, OmniPrompt
 
 _ENGINE_INPUT_TYPES: Final = frozenset({"token", "embeds", "multimodal", "enc_dec"})
 """Tags of prompts that vLLM's renderer made."""
 _MESSAGES_KEYS: Final = frozenset({"messages", "chat_template_kwargs"})
 _AUDIO_PARTS: Final = frozenset({"audio", "input_audio", "audio_url"})
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class DeferredPrompt:
+    """A prompt whose media are still encoded: decoded only once the request was admitted."""
+
+    load: Callable[[], Awaitable[OmniPrompt]]
 
 
 def parse_prompt(prompt: object) -> OmniPrompt:
@@ -107,6 +115,57 @@ def _mono_float(samples: NDArray[Any]) -> NDArray[np.float32]:
     if samples.ndim != 1:
         raise BadRequestError("audio samples are one channel or two", field="audio")
     return samples.astype(np.float32, copy=False)
+
+
+def take_images(prompt: OmniPrompt) -> OmniPrompt:
+    """A prompt for a diffusion stage: pictures under `multi_modal_data` become its own.
+
+    Takes PIL images and 8 bit arrays, one or a list of them, as `image` and `mask_image`.
+
+    Raises:
+        BadRequestError: not pictures, or other media.
+    """
+    media = prompt.extra.get("multi_modal_data")
+    if media is None:
+        return prompt
+    if not isinstance(media, Mapping):
+        raise BadRequestError("multi_modal_data is a dictionary", field="multi_modal_data")
+    left = dict(media)
+    given, mask = left.pop("image", None), left.pop("mask_image", None)
+    if left:
+        name = min(left)
+        raise BadRequestError(f"this model does not read {name!r}", field="multi_modal_data")
+    items = given if isinstance(given, list | tuple) else [] if given is None else [given]
+    return dataclasses.replace(
+        prompt,
+        images=tuple(_parse_image(item) for item in items),
+        mask=_parse_mask(mask) if mask is not None else None,
+        extra={key: value for key, value in prompt.extra.items() if key != "multi_modal_data"},
+    )
+
+
+def _parse_image(item: object) -> ImageInput:
+    if isinstance(item, ImageInput):
+        return item
+    if isinstance(item, Image.Image):
+        return ImageInput(np.asarray(item.convert("RGB")))
+    array = np.asarray(item)
+    if array.dtype != np.uint8 or array.ndim != 3 or array.shape[2] != 3 or not array.size:
+        raise BadRequestError(
+            "a picture is a PIL image or 8 bit numbers [height, width, 3]", field="image"
+        )
+    return ImageInput(array)
+
+
+def _parse_mask(item: object) -> ImageInput:
+    if isinstance(item, ImageInput):
+        return item
+    array = np.asarray(item.convert("L") if isinstance(item, Image.Image) else item)
+    if array.dtype != np.uint8 or array.ndim != 2 or not array.size:
+        raise BadRequestError(
+            "a mask is a PIL image or 8 bit numbers [height, width]", field="mask"
+        )
+    return ImageInput(array)
 
 
 def check_audio(audio: Sequence[AudioInput], limits: ServerLimits) -> None:

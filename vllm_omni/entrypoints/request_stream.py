@@ -16,7 +16,6 @@ from dataclasses import dataclass, field
 from typing import TypeAlias, cast
 
 import msgspec
-from vllm.sampling_params import SamplingParams
 
 from vllm_omni.config.pipeline import Modality, Task
 from vllm_omni.engine.graph import RoutePlan, compile_plan
@@ -25,13 +24,15 @@ from vllm_omni.engine.stage_client import TextPreparer
 from vllm_omni.entrypoints.omni_base import OmniBase
 from vllm_omni.entrypoints.output_collector import OutputCollector
 from vllm_omni.entrypoints.prompts import (
+    DeferredPrompt,
     check_audio,
     check_placeholders,
     parse_prompt,
     render_messages,
+    take_images,
 )
 from vllm_omni.entrypoints.resubmission import next_attempt
-from vllm_omni.entrypoints.stage_params import RequestParams
+from vllm_omni.entrypoints.stage_params import RequestParams, num_choices_of
 from vllm_omni.errors import BadRequestError, DeadlineExceededError, EngineStoppedError
 from vllm_omni.inputs.prompt import OmniPrompt
 from vllm_omni.inputs.speech import SpeechParams
@@ -81,8 +82,9 @@ class Wish:
         """Places the request takes. Params that are impossible are refused later."""
         num = 1
         for given in (self.sampling_params, *(self.sampling_params_list or ())):
-            if isinstance(given, SamplingParams) and given.n > num:
-                num = given.n
+            asked = num_choices_of(given)
+            if asked > num:
+                num = asked
         return num
 
 
@@ -266,13 +268,17 @@ class RequestStreams(OmniBase):
 
     async def _parse(self, prompt: object, task: Task) -> OmniPrompt:
         """A prompt in any form as an OmniPrompt, checked as far as no stage is needed."""
-        if isinstance(prompt, dict) and "messages" in prompt:
+        if isinstance(prompt, DeferredPrompt):
+            parsed = await prompt.load()
+        elif isinstance(prompt, dict) and "messages" in prompt:
             if task is not Task.CHAT:
                 raise BadRequestError("only a chat takes messages", field="prompt")
             chat = cast(TextPreparer, self.preparer(self.pipeline.entries[Task.CHAT]))
             parsed = await render_messages(prompt, self.pipeline, chat)
         else:
             parsed = parse_prompt(prompt)
+        if task in (Task.IMAGE, Task.VIDEO):
+            parsed = take_images(parsed)
         if parsed.audio:
             check_audio(parsed.audio, self.limits)
         if task is Task.CHAT:
@@ -289,12 +295,18 @@ class RequestStreams(OmniBase):
             if index:
                 for completion in text.outputs:
                     completion.index = index
+        made = message.output
+        frames, preview = made.frames, made.preview
         return OmniRequestOutput(
             request_id=request_id,
             stage=self.pipeline.stages[message.stage_id].name,
             index=index,
             finished=is_finished,
             request_output=text,
-            audio=message.output.audio,
+            audio=made.audio,
+            images=[frames.image()] if frames is not None and not frames.is_video else [],
+            video=frames if frames is not None and frames.is_video else None,
+            preview=preview.image() if preview is not None else None,
+            progress=made.progress,
             timings=message.timings if is_finished and message.timings is not None else {},
         )

@@ -43,6 +43,15 @@ class RequestParams:
         return tuple(_of_choice(params, index) for params in self.by_stage)
 
 
+def num_choices_of(params: object) -> int:
+    """How many answers params ask for."""
+    if isinstance(params, SamplingParams):
+        return params.n
+    if isinstance(params, OmniDiffusionSamplingParams):
+        return params.num_outputs_per_prompt
+    return 1
+
+
 class StageParams:
     """Resolves params for one pipeline. The defaults are made once."""
 
@@ -87,11 +96,11 @@ class StageParams:
             if given is None and stage_id == main and main_params is not None:
                 given, field = main_params, "sampling_params"
             params = self._params_of(stage_id, given, field, speech)
+            if stage_id == main:
+                num_choices = num_choices_of(params)
+            elif num_choices_of(params) != 1:
+                raise BadRequestError(f"stage {stage.name!r} makes one choice", field=field)
             if isinstance(params, SamplingParams):
-                if stage_id == main:
-                    num_choices = params.n
-                elif params.n != 1:
-                    raise BadRequestError(f"stage {stage.name!r} makes one choice", field=field)
                 if final_only or not stage.emits:
                     params = _final_only(params)
                 elif self._pipeline.stages[stage_id].emits is Modality.TEXT:
@@ -147,7 +156,7 @@ def _of_choice(params: Params | None, index: int) -> Params | None:
     if isinstance(params, SpeechParams):
         return msgspec.structs.replace(params, seed=seed)
     if isinstance(params, OmniDiffusionSamplingParams):
-        return replace(params, seed=seed)
+        return replace(params, seed=seed, num_outputs_per_prompt=1)
     own = copy.copy(params)
     own.n, own.seed = 1, seed
     return own

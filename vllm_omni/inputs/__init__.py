@@ -1,5 +1,5 @@
 """What a request asks for: prompts, media, params. Validated before anything expensive runs."""
 
-from vllm_omni.inputs.prompt import AudioInput, OmniPrompt
+from vllm_omni.inputs.prompt import AudioInput, ImageInput, OmniPrompt
 
-__all__ = ["AudioInput", "OmniPrompt"]
+__all__ = ["AudioInput", "ImageInput", "OmniPrompt"]

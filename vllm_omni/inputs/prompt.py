@@ -21,6 +21,18 @@ class AudioInput:
     sample_rate_hz: int
 
 
+@dataclass(frozen=True, slots=True)
+class ImageInput:
+    """One decoded picture: 8 bit RGB, [height, width, 3]; a mask has no third dimension."""
+
+    pixels: NDArray[np.uint8]
+
+    @property
+    def size(self) -> tuple[int, int]:
+        """Width and height."""
+        return self.pixels.shape[1], self.pixels.shape[0]
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OmniPrompt:
     """Exactly one of `text`, `token_ids` and `engine_input` carries the words.
@@ -34,6 +46,10 @@ class OmniPrompt:
     engine_input: Mapping[str, object] | None = None
     """A prompt that vLLM's renderer made; `text` may hold its source beside it."""
     audio: tuple[AudioInput, ...] = ()
+    images: tuple[ImageInput, ...] = ()
+    """Pictures to start from, decoded: for a diffusion stage."""
+    mask: ImageInput | None = None
+    """Which pixels of the first picture are painted anew: 255 where they are, 0 where kept."""
     extra: Mapping[str, object] = field(default_factory=dict)
     """More fields of vLLM's own prompt (`multi_modal_data` of a stage that reads media itself)."""
 

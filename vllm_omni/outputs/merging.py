@@ -6,10 +6,11 @@ import copy
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
-from vllm_omni.outputs.media import AudioChunk
+from vllm_omni.outputs.media import AudioChunk, Frames
 from vllm_omni.outputs.request_output import OmniRequestOutput
 
 if TYPE_CHECKING:
+    from PIL.Image import Image
     from vllm.outputs import RequestOutput
 
 
@@ -22,6 +23,8 @@ class WholeResult:
         self._delta = delta
         self._texts: dict[int, RequestOutput] = {}
         self._audio: dict[int, list[AudioChunk]] = {}
+        self._images: dict[int, list[Image]] = {}
+        self._videos: dict[int, Frames] = {}
         self._last: OmniRequestOutput | None = None
 
     def add(self, output: OmniRequestOutput) -> None:
@@ -35,16 +38,23 @@ class WholeResult:
                 older.add(text, aggregate=self._delta)
         if output.audio is not None:
             self._audio.setdefault(output.index, []).append(output.audio)
+        if output.images:
+            self._images.setdefault(output.index, []).extend(output.images)
+        if output.video is not None:
+            self._videos[output.index] = output.video
 
     def result(self) -> OmniRequestOutput:
         """Everything so far as one output; `finished` as the last one said."""
-        audios = self._audios()
+        audios, videos = self._audios(), self._all_videos()
         return OmniRequestOutput(
             request_id=self.request_id,
             finished=self._last is not None and self._last.finished,
             request_output=self._text(),
             audio=audios[0] if audios else None,
             audios=audios if len(audios) > 1 else (),
+            images=[image for index in sorted(self._images) for image in self._images[index]],
+            video=videos[0] if videos else None,
+            videos=videos if len(videos) > 1 else (),
             timings=self._last.timings if self._last is not None else {},
         )
 
@@ -64,6 +74,11 @@ class WholeResult:
         return tuple(
             join_audio(self._audio.get(index, ())) for index in range(max(self._audio) + 1)
         )
+
+    def _all_videos(self) -> tuple[Frames | None, ...]:
+        if not self._videos:
+            return ()
+        return tuple(self._videos.get(index) for index in range(max(self._videos) + 1))
 
 
 def join_audio(chunks: Iterable[AudioChunk]) -> AudioChunk | None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from vllm_omni.outputs.media import AudioChunk
+from vllm_omni.outputs.media import AudioChunk, Frames, StepProgress
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -43,6 +43,15 @@ class OmniRequestOutput:
     audios: tuple[AudioChunk | None, ...] = ()
     """In a whole result of several choices: the samples of each; `audio` is the first one's."""
     images: list[Image] = field(default_factory=list)
+    """Pictures that are done; in a whole result those of all choices, in order."""
+    video: Frames | None = None
+    """In a whole result the first choice's."""
+    videos: tuple[Frames | None, ...] = ()
+    """In a whole result of several choices: the video of each."""
+    preview: Image | None = None
+    """What a picture looks like so far, when streamed."""
+    progress: StepProgress | None = None
+    """How far the choice is, when streamed."""
     error: OmniError | None = None
     """Why this request failed; only in offline batches, elsewhere it is raised."""
     timings: dict[str, StageTimings] = field(default_factory=dict)

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import functools
 import sys
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -41,6 +43,12 @@ class Platform(Protocol):
 
     def default_num_threads(self, num_replicas: int) -> int:
         """CPU threads of one of `num_replicas` replicas that share this host."""
+
+    def using(self, device: str) -> AbstractContextManager[object]:
+        """Around what a thread computes on a device, so that it goes to that one."""
+
+    def fence(self, device: str) -> Callable[[], None]:
+        """Mark what this process has put on a device so far; the answer waits for it."""
 
     def prepare_process(self) -> None:
         """Call in every process that computes, before its first forward. Repeatable."""

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import platform
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 
 from vllm_omni.platforms import Device
 
@@ -30,8 +32,18 @@ class CpuPlatform:
     def default_num_threads(self, num_replicas: int) -> int:
         return max(1, len(os.sched_getaffinity(0)) // max(1, num_replicas))
 
+    def using(self, device: str) -> AbstractContextManager[object]:
+        return nullcontext()
+
+    def fence(self, device: str) -> Callable[[], None]:
+        return _nothing
+
     def prepare_process(self) -> None:
         enable_amx()
+
+
+def _nothing() -> None:
+    """A processor has done what it was given when the call returns."""
 
 
 def enable_amx() -> None:

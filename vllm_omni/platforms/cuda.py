@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 
 from vllm_omni.errors import ConfigError
 from vllm_omni.platforms import Device
-from vllm_omni.platforms.cpu import enable_amx
+from vllm_omni.platforms.cpu import CpuPlatform, enable_amx
 
 _VISIBLE = "CUDA_VISIBLE_DEVICES"
 
@@ -40,6 +42,24 @@ class CudaPlatform:
     def default_num_threads(self, num_replicas: int) -> int:
         # Only host work: tokens, schedules, copies.
         return max(1, min(8, len(os.sched_getaffinity(0)) // max(1, num_replicas)))
+
+    def using(self, device: str) -> AbstractContextManager[object]:
+        import torch
+
+        if device == "cpu":
+            return CpuPlatform().using(device)
+        context: AbstractContextManager[object] = torch.cuda.device(device)
+        return context
+
+    def fence(self, device: str) -> Callable[[], None]:
+        import torch
+
+        if device == "cpu":
+            return CpuPlatform().fence(device)
+        event = torch.cuda.Event(blocking=True)
+        event.record(torch.cuda.current_stream(device))
+        wait: Callable[[], None] = event.synchronize
+        return wait
 
     def prepare_process(self) -> None:
         # The workers make the CUDA context; preprocessing still multiplies on the host.

@@ -19,7 +19,7 @@ def started(monkeypatch) -> list[str]:
     """What would have been started: `omni` for our server, `vllm` for vLLM's own."""
     log: list[str] = []
 
-    async def serve(args, config, admin_key=None) -> None:
+    async def serve(args, config, admin_key=None, data_dir=None) -> None:
         log.append("omni")
 
     monkeypatch.setattr(server, "serve", serve)
@@ -42,7 +42,7 @@ def error_of(capsys: pytest.CaptureFixture[str], *words: str, code: int = 1) -> 
 def test_a_model_of_several_stages_goes_to_our_server(model_dir: Path, started, monkeypatch):
     seen = {}
 
-    async def serve(args, config, admin_key=None) -> None:
+    async def serve(args, config, admin_key=None, data_dir=None) -> None:
         seen.update(args=args, config=config)
 
     monkeypatch.setattr(server, "serve", serve)
@@ -67,7 +67,7 @@ def test_the_operators_key_reaches_the_server_and_not_its_log(
 ):
     seen = {}
 
-    async def serve(args, config, admin_key=None) -> None:
+    async def serve(args, config, admin_key=None, data_dir=None) -> None:
         seen.update(args=args, admin_key=admin_key)
 
     monkeypatch.setattr(server, "serve", serve)

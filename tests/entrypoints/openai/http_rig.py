@@ -12,7 +12,7 @@ from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import httpx
 import numpy as np
@@ -219,8 +219,14 @@ class _LiveServer(NoSignalServer):
         self.listening.set()
 
 
+class Served(Protocol):
+    """Any rig with an app."""
+
+    app: FastAPI
+
+
 @asynccontextmanager
-async def live(rig: Rig) -> AsyncIterator[str]:
+async def live(rig: Served) -> AsyncIterator[str]:
     """The rig's app behind uvicorn on loopback, for what must really stream; yields its URL."""
     sock = socket.create_server(("127.0.0.1", 0))
     # Without vLLM's lifespan, which takes the app apart at its end: tests share it.
@@ -239,7 +245,7 @@ async def live(rig: Rig) -> AsyncIterator[str]:
 
 
 @asynccontextmanager
-async def openai_client(rig: Rig) -> AsyncIterator[AsyncOpenAI]:
+async def openai_client(rig: Served) -> AsyncIterator[AsyncOpenAI]:
     """The official client, talking to the rig over loopback."""
     async with (
         live(rig) as url,

@@ -15,7 +15,7 @@ from vllm_omni.errors import ConfigError
 
 GROUP: Final = "Omni"
 STAGE_FLAG: Final = "--stage"
-OWN: Final = ("omni", "deploy_config", "stage", "admin_api_key")
+OWN: Final = ("omni", "deploy_config", "stage", "admin_api_key", "data_dir")
 """Flags of this group that are no limits."""
 
 IMPOSSIBLE: Final[Mapping[str, str]] = {
@@ -89,6 +89,14 @@ def add_omni_arguments(parser: _Parser) -> None:
         default=None,
         help="Key of operators, for the routes below /v1/omni/; without one they are off. Better "
         "given as VLLM_OMNI_ADMIN_API_KEY, which no process list shows.",
+    )
+    group.add_argument(
+        "--data-dir",
+        metavar="FOLDER",
+        default=None,
+        help="Where videos and their jobs are kept, so that they outlive the server; one folder "
+        "for each server. Also VLLM_OMNI_DATA_DIR; else a folder for the port, below "
+        "$XDG_STATE_HOME or ~/.local/state.",
     )
     documented = _field_docs(ServerLimits)
     defaults = ServerLimits()

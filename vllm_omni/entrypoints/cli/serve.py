@@ -114,7 +114,7 @@ def _serve(args: argparse.Namespace, config: ResolvedConfig) -> None:
 
     # Out of the arguments, which vLLM writes to the log.
     admin_key = vars(args).pop("admin_api_key") or envs.admin_api_key()
-    uvloop.run(serve(args, config, admin_key))
+    uvloop.run(serve(args, config, admin_key, vars(args).pop("data_dir")))
 
 
 @contextmanager

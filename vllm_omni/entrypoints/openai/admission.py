@@ -29,6 +29,8 @@ GENERATING: Final = frozenset(
         "/v1/chat/completions",
         "/v1/chat/completions/batch",
         "/v1/completions",
+        "/v1/images/edits",
+        "/v1/images/generations",
         "/v1/messages",
         "/v1/responses",
         "/v1/systemone",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from argparse import Namespace
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from fastapi import APIRouter, FastAPI
 from fastapi.routing import APIRoute
@@ -25,13 +25,17 @@ from vllm_omni.entrypoints.openai.completions.serving import OmniServingCompleti
 from vllm_omni.entrypoints.openai.engine_client import OmniEngineClient
 from vllm_omni.entrypoints.openai.errors import install_error_handlers
 from vllm_omni.entrypoints.openai.health.api_router import router as health_router
+from vllm_omni.entrypoints.openai.images.pictures import DenoiseRequests
 from vllm_omni.entrypoints.openai.media.connector import AttachedMediaStore, install_connector
 from vllm_omni.entrypoints.openai.media.decode import AudioLimits
 from vllm_omni.entrypoints.openai.media.fetch import MediaFetcher
+from vllm_omni.entrypoints.openai.media.image_loader import ImageLoader
 from vllm_omni.entrypoints.openai.media.loader import MediaLoader
 from vllm_omni.entrypoints.openai.media.pool import MediaPool
+from vllm_omni.entrypoints.openai.media_app import bare_app, check_tasks, extend_with_media
 from vllm_omni.entrypoints.openai.middleware import BodyLimitMiddleware, KeyMiddleware
 from vllm_omni.entrypoints.openai.models.api_router import router as models_router
+from vllm_omni.entrypoints.openai.models.names import ServedNames
 from vllm_omni.entrypoints.openai.models.serving import OmniModels
 from vllm_omni.entrypoints.openai.speech.api_router import router as speech_router
 from vllm_omni.entrypoints.openai.speech.serving import SpeechServing
@@ -41,36 +45,58 @@ from vllm_omni.entrypoints.openai.vllm_routes import ABSENT, VllmRoutesMiddlewar
 
 if TYPE_CHECKING:
     from vllm_omni.entrypoints.async_omni import AsyncOmni
+    from vllm_omni.entrypoints.openai.videos.jobs import VideoJobs
 
 _NO_DOMAIN = "none: send a data URL"
 """No host can have this name; vLLM's refusal shows it."""
-_ROUTERS = (
-    health_router,
-    models_router,
+_TEXT_ROUTERS: Final[tuple[APIRouter, ...]] = (
     chat_router,
     completions_router,
     speech_router,
     transcription_router,
-    admin_router,
 )
 
 
 async def build_omni_app(
-    args: Namespace, omni: AsyncOmni, pool: MediaPool, admin_key: str | None = None
+    args: Namespace,
+    omni: AsyncOmni,
+    pool: MediaPool,
+    admin_key: str | None = None,
+    videos: VideoJobs | None = None,
 ) -> FastAPI:
     """The app over a running `AsyncOmni`. `args` are vLLM's parsed serve arguments.
 
-    Without an `admin_key` the operators' routes answer 403.
+    Without an `admin_key` the operators' routes answer 403. `videos` keeps what a pipeline that
+    makes videos made. Without a stage that chats the app has none of vLLM's routes for text.
     """
-    client = OmniEngineClient(omni, Task.CHAT)
-    # Beside data URLs vLLM's own fetcher would read any address; media by URL are ours to fetch.
-    client.model_config.allowed_media_domains = [_NO_DOMAIN]
-    tasks = await client.get_supported_tasks()
-    app = build_app(args, tasks, client.model_config)
-    await init_app_state(client, app.state, args, tasks)
-    _extend_state(args, app, omni, pool)
+    limits, capabilities = omni.config.limits, Capabilities.of(omni.config)
+    client: OmniEngineClient | None = None
+    fetcher = MediaFetcher(limits.media_fetch)
+    if Task.CHAT in omni.pipeline.entries:
+        client = OmniEngineClient(omni, Task.CHAT)
+        # Beside data URLs vLLM's own fetcher would read any address; what has one is ours to fetch.
+        client.model_config.allowed_media_domains = [_NO_DOMAIN]
+        tasks = await client.get_supported_tasks()
+        app = build_app(args, tasks, client.model_config)
+        await init_app_state(client, app.state, args, tasks)
+        models = OmniModels(app.state.openai_serving_models, capabilities)
+        store = AttachedMediaStore(MediaLoader(limits, fetcher, pool))
+        install_connector(store)
+        _extend_state(args, app, omni, ChatMedia(capabilities, store, pool))
+        routers = _TEXT_ROUTERS
+    else:
+        check_tasks(omni.pipeline)
+        app = bare_app(args, omni)
+        models = OmniModels(ServedNames(args), capabilities)
+        routers = ()
+    app.state.omni = omni
+    app.state.omni_models = models
     app.state.omni_admin = AdminServing(omni, admin_key)
-    for router in _ROUTERS:
+    app.state.omni_speech = SpeechServing(omni, capabilities, models, pool, limits)
+    images = ImageLoader(limits, fetcher, pool)
+    requests = DenoiseRequests(omni, capabilities, models, images, pool)
+    routers += extend_with_media(app, omni.config, requests, videos)
+    for router in (health_router, models_router, *routers, admin_router):
         _include_instead(app, router)
     app.router.routes[:] = [
         route for route in app.router.routes if getattr(route, "path", None) not in ABSENT
@@ -78,26 +104,18 @@ async def build_omni_app(
     # vLLM's builder has stacked its middleware already; stacked anew it takes in ours.
     app.middleware_stack = None
     install_error_handlers(app)
-    app.add_middleware(VllmRoutesMiddleware, client=client)
+    if client is not None:
+        app.add_middleware(VllmRoutesMiddleware, client=client)
     app.add_middleware(AdmissionMiddleware, omni=omni)
-    app.add_middleware(BodyLimitMiddleware, max_bytes=omni.config.limits.max_body_bytes)
+    app.add_middleware(BodyLimitMiddleware, max_bytes=limits.max_body_bytes)
     if keys := [key for key in (args.api_key or [envs.VLLM_API_KEY]) if key]:
         app.add_middleware(KeyMiddleware, tokens=keys)
     return app
 
 
-def _extend_state(args: Namespace, app: FastAPI, omni: AsyncOmni, pool: MediaPool) -> None:
+def _extend_state(args: Namespace, app: FastAPI, omni: AsyncOmni, media: ChatMedia) -> None:
     """Put our serving objects where the routers look: vLLM's that we extend are replaced."""
     state, limits = app.state, omni.config.limits
-    capabilities = Capabilities.of(omni.config)
-    fetcher = MediaFetcher(limits.media_fetch)
-    store = AttachedMediaStore(MediaLoader(limits, fetcher, pool))
-    install_connector(store)
-    media = ChatMedia(capabilities, store, pool)
-    models = OmniModels(state.openai_serving_models, capabilities)
-    state.omni = omni
-    state.omni_models = models
-    state.omni_speech = SpeechServing(omni, capabilities, models, pool, limits)
     state.openai_serving_chat = OmniServingChat(media, **_chat_arguments(args, app))
     pipeline = omni.config.pipeline
     state.openai_serving_completion = OmniServingCompletion(

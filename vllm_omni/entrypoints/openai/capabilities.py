@@ -7,8 +7,10 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
-from vllm_omni.config.deploy import ResolvedConfig
+from vllm_omni.config.deploy import ResolvedConfig, ResolvedStage
 from vllm_omni.config.pipeline import Modality, PipelineConfig, Task
+from vllm_omni.diffusion.checks import load_capabilities
+from vllm_omni.diffusion.models.interface import Capabilities as DiffusionCapabilities
 from vllm_omni.errors import BadRequestError, ConfigError
 
 
@@ -18,10 +20,16 @@ class Capabilities:
 
     pipeline: PipelineConfig
     voices: tuple[str, ...]
+    diffusion: DiffusionCapabilities | None = None
+    """Of the stage that makes pictures or videos."""
 
     @classmethod
     def of(cls, config: ResolvedConfig) -> Capabilities:
-        return cls(config.pipeline, _load_voices(config.pipeline, config.model_dir))
+        return cls(
+            config.pipeline,
+            _load_voices(config.pipeline, config.model_dir),
+            _load_diffusion(config.stages),
+        )
 
     @property
     def tasks(self) -> tuple[Task, ...]:
@@ -31,6 +39,16 @@ class Capabilities:
     def chat_inputs(self) -> frozenset[Modality]:
         """Modalities a chat prompt may bring."""
         return frozenset({Modality.TEXT}) | self.native_inputs | frozenset(self._edge_inputs())
+
+    @property
+    def inputs(self) -> frozenset[Modality]:
+        """Modalities that any request may bring."""
+        found = set(self.chat_inputs)
+        if self.diffusion is not None and self.diffusion.max_images:
+            found.add(Modality.IMAGE)
+        if Task.TRANSCRIPTION in self.pipeline.entries:
+            found.add(Modality.AUDIO)
+        return frozenset(found)
 
     @property
     def native_inputs(self) -> frozenset[Modality]:
@@ -70,6 +88,14 @@ class Capabilities:
         for edge in self.pipeline.edges:
             if edge.target == target:
                 yield from edge.when
+
+
+def _load_diffusion(stages: Iterable[ResolvedStage]) -> DiffusionCapabilities | None:
+    """By the family's own function."""
+    for stage in stages:
+        if stage.config.capabilities is not None:
+            return load_capabilities(stage.config.capabilities, stage.model_dir)
+    return None
 
 
 def _load_voices(pipeline: PipelineConfig, model_dir: Path) -> tuple[str, ...]:

@@ -44,6 +44,8 @@ _CODES: Final = {
     HTTPStatus.SERVICE_UNAVAILABLE: "unavailable",
 }
 _VALIDATION_FRAMES: Final = frozenset({"request_body_to_args", "request_params_to_args"})
+_PLACES: Final = ("body", "query", "path")
+"""Where FastAPI found a field; a client knows it by its name alone."""
 _MAX_MESSAGE_CHARS: Final = 500
 _CLIENT_CLOSED_REQUEST: Final = 499
 _SERVER_PATH: Final = re.compile(r"(?<![\w/:.~-])/(?!v\d/)(?:[\w.+@-]+/)+([\w.+@-]*)")
@@ -198,10 +200,11 @@ def _describe_validation(exc: RequestValidationError | ValidationError) -> HttpE
         return describe(cause)
     if isinstance(cause, VLLMValidationError):
         return describe_vllm(create_error_response(cause))
+    where = _PLACES if isinstance(exc, RequestValidationError) else ("body",)
     loc = tuple(
         part.removesuffix("[]") if isinstance(part, str) else part  # a form's way to say list
         for i, part in enumerate(first["loc"])
-        if (i, part) != (0, "body")
+        if i or part not in where
     )
     param = field_path(clean_loc_for_param(loc)) if loc else None
     message = str(first["msg"])[:_MAX_MESSAGE_CHARS]

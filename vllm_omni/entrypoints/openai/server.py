@@ -12,10 +12,14 @@ from typing import TYPE_CHECKING, Final
 from vllm.entrypoints.launchers.launcher import setup_server
 
 from vllm_omni.config.deploy import ResolvedConfig
+from vllm_omni.config.pipeline import Task
 from vllm_omni.entrypoints.openai.app import build_omni_app
 from vllm_omni.entrypoints.openai.http_server import serve_app
 from vllm_omni.entrypoints.openai.media.pool import MediaPool
 from vllm_omni.entrypoints.openai.stop_signals import StopSignals
+from vllm_omni.entrypoints.openai.videos.files import data_folder
+from vllm_omni.entrypoints.openai.videos.jobs import VideoJobs
+from vllm_omni.entrypoints.openai.videos.store import VideoStore
 from vllm_omni.errors import ConfigError
 from vllm_omni.metrics.engine_metrics import PrometheusEngineMetrics, show
 
@@ -28,20 +32,35 @@ _START_END_S: Final = 5.0
 """Seconds that a start which is broken off may take to end."""
 
 
-async def serve(args: Namespace, config: ResolvedConfig, admin_key: str | None = None) -> None:
+async def serve(
+    args: Namespace,
+    config: ResolvedConfig,
+    admin_key: str | None = None,
+    data_dir: str | None = None,
+) -> None:
     """Run the server until a signal ends it. With an `admin_key` operators have their routes.
+
+    `data_dir` is where videos are kept; None: a folder for this server's port.
 
     Raises:
         OmniError: it cannot start; the command line prints its one line.
     """
     address, sock = _bind(args)
-    with sock, StopSignals() as stop:
+    with contextlib.ExitStack() as resources, sock, StopSignals() as stop:
+        store = _video_store(args, config, data_dir)
+        if store is not None:
+            resources.callback(store.close)
         omni = await _started(config, stop)
         if omni is None:
             return
         try:
-            with contextlib.closing(MediaPool()) as pool:
-                app = await build_omni_app(args, omni, pool, admin_key)
+            async with contextlib.AsyncExitStack() as stack:
+                pool = stack.enter_context(contextlib.closing(MediaPool()))
+                jobs = None
+                if store is not None:
+                    running = VideoJobs.running(store, pool, config.limits)
+                    jobs = await stack.enter_async_context(running)
+                app = await build_omni_app(args, omni, pool, admin_key, jobs)
                 # Its connections may linger when it has stopped; the next server must not wait.
                 sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
                 logger.info("serving on %s", address)
@@ -55,6 +74,17 @@ async def serve(args: Namespace, config: ResolvedConfig, admin_key: str | None =
                 )
         finally:
             await omni.aclose()
+
+
+def _video_store(
+    args: Namespace, config: ResolvedConfig, data_dir: str | None
+) -> VideoStore | None:
+    """Open before anything slow: a folder that cannot be used is the operator's error."""
+    if Task.VIDEO not in config.pipeline.entries:
+        if data_dir is not None:
+            raise ConfigError("--data-dir is for models that make videos; this one makes none")
+        return None
+    return VideoStore(data_folder(args, data_dir), config.limits)
 
 
 def _bind(args: Namespace) -> tuple[str, socket.socket]:

@@ -1,0 +1,1 @@
+"""The diffusion engine: images and video, batched by the denoise step."""

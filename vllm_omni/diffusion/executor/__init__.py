@@ -1,0 +1,1 @@
+"""How pieces of work reach the ranks of a replica and come back."""

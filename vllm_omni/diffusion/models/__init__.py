@@ -1,0 +1,1 @@
+"""Diffusion families, one folder each, and the interface they implement."""

@@ -1,0 +1,1 @@
+"""FLUX.1: dev with distilled guidance, schnell without."""

@@ -1,0 +1,130 @@
+"""FLUX.1 text to image, batched by the denoise step.
+
+Every prompt is padded to `max_sequence_length` by the text encoder, as in the reference, so its
+length is part of the batch key.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Sequence
+from typing import Any, ClassVar, Final
+
+import torch
+
+from vllm_omni.diffusion.models.flux import capabilities
+from vllm_omni.diffusion.models.interface import Capabilities, DenoiseState, PipelineContext
+from vllm_omni.diffusion.models.step_pipeline import (
+    Conditioning,
+    Row,
+    StepState,
+    StepwisePipeline,
+    linear_sigmas,
+    new_schedule,
+    scaled_for_kl,
+    shift_of,
+)
+from vllm_omni.diffusion.request import DiffusionRequest
+from vllm_omni.errors import BadRequestError
+
+TEXT: Final = "encoder_hidden_states"
+POOLED: Final = "pooled_projections"
+MAX_TEXT_TOKENS: Final = 512
+
+
+class Flux(StepwisePipeline):
+    """dev and schnell."""
+
+    reference_class: ClassVar[str] = "FluxPipeline"
+
+    @staticmethod
+    def describe(context: PipelineContext) -> Capabilities:
+        return capabilities.text_to_image(context.model_dir)
+
+    def is_guided(self, request: DiffusionRequest) -> bool:
+        return (request.true_cfg_scale or 0.0) > 1 and request.negative_prompt is not None
+
+    def encode_one(self, request: DiffusionRequest) -> Conditioning:
+        negative = None
+        if self.is_guided(request):
+            negative = self._encode_text(request.negative_prompt, request)
+        return Conditioning(self._encode_text(request.prompt, request), negative)
+
+    def _encode_text(self, text: str | None, request: DiffusionRequest) -> Row:
+        length = request.max_sequence_length or MAX_TEXT_TOKENS
+        if length > MAX_TEXT_TOKENS:
+            raise BadRequestError(
+                f"max_sequence_length must be at most {MAX_TEXT_TOKENS}, got {length}",
+                field="max_sequence_length",
+            )
+        embeddings, pooled, _ = self.reference.encode_prompt(
+            text, device=self.device, max_sequence_length=length
+        )
+        return {TEXT: embeddings, POOLED: pooled}
+
+    def noise(self, request: DiffusionRequest, height: int, width: int) -> torch.Tensor:
+        channels = self.reference.transformer.config.in_channels // 4
+        latents, _ = self.reference.prepare_latents(
+            1, channels, height, width, self.dtype, self.device, self.new_generator(request)
+        )
+        return latents
+
+    def scale_of(self, request: DiffusionRequest) -> float:
+        return request.true_cfg_scale or 1.0
+
+    def schedule(self, request: DiffusionRequest, latents: torch.Tensor) -> Any:
+        config, num_steps = self.reference.scheduler.config, request.num_inference_steps
+        return new_schedule(
+            self.reference,
+            self.device,
+            num_inference_steps=num_steps,
+            sigmas=None if config.get("use_flow_sigmas") else linear_sigmas(num_steps),
+            mu=shift_of(config, latents.shape[1]),
+        )
+
+    def batch_key(self, state: DenoiseState) -> Hashable:
+        assert isinstance(state, StepState)
+        return (
+            super().batch_key(state),
+            (state.height, state.width),
+            state.conditioning.positive[TEXT].shape,
+        )
+
+    def forward(
+        self, states: Sequence[Any], latents: torch.Tensor, timesteps: torch.Tensor, rows: list[Row]
+    ) -> Sequence[torch.Tensor]:
+        transformer = self.reference.transformer
+        text = torch.cat([row[TEXT] for row in rows])
+        with transformer.cache_context("denoise"):
+            (output,) = transformer(
+                hidden_states=latents,
+                timestep=timesteps.to(latents.dtype) / 1000,
+                guidance=self._guidance(states, len(rows)),
+                pooled_projections=torch.cat([row[POOLED] for row in rows]),
+                encoder_hidden_states=text,
+                txt_ids=torch.zeros(text.shape[1], 3, device=self.device, dtype=self.dtype),
+                img_ids=self._positions(states[0]),
+                return_dict=False,
+            )
+        return output.split(1)
+
+    def _guidance(self, states: Sequence[Any], num_rows: int) -> torch.Tensor | None:
+        """The distilled guidance scale of each row."""
+        if not self.reference.transformer.config.guidance_embeds:
+            return None
+        scales = [state.request.guidance_scale for state in states]
+        scales *= num_rows // len(states)
+        return torch.tensor(scales, dtype=torch.float32).to(self.device, non_blocking=True)
+
+    def _positions(self, state: StepState) -> torch.Tensor:
+        patch = self.reference.vae_scale_factor * 2
+        return self.reference._prepare_latent_image_ids(
+            1, state.height // patch, state.width // patch, self.device, self.dtype
+        )
+
+    def decode_latents(self, state: Any, latents: torch.Tensor) -> torch.Tensor:
+        vae = self.reference.vae
+        latents = self.reference._unpack_latents(
+            latents, state.height, state.width, self.reference.vae_scale_factor
+        )
+        (pixels,) = vae.decode(scaled_for_kl(vae, latents), return_dict=False)
+        return pixels[0]

@@ -1,0 +1,1 @@
+"""GLM-Image: an autoregressive model writes image tokens, a denoiser draws them."""

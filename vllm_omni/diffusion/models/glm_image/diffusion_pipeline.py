@@ -1,0 +1,156 @@
+"""GLM-Image text to image, batched by the denoise step.
+
+The image tokens are written while the prompt is encoded, or come from an upstream stage. The
+denoiser has no mask for padded texts, so requests whose texts have different lengths do not share
+a forward, and the two rows of guidance are two forwards, as in the reference.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Sequence
+from typing import Any, ClassVar, Final
+
+import numpy as np
+import torch
+from diffusers.pipelines.glm_image.pipeline_glm_image import calculate_shift
+
+from vllm_omni.diffusion.models.glm_image import capabilities
+from vllm_omni.diffusion.models.interface import Capabilities, DenoiseState, PipelineContext
+from vllm_omni.diffusion.models.step_pipeline import (
+    Conditioning,
+    Row,
+    StepState,
+    StepwisePipeline,
+    new_schedule,
+)
+from vllm_omni.diffusion.request import DiffusionRequest
+
+TEXT: Final = "encoder_hidden_states"
+PRIOR: Final = "prior_token_id"
+IS_DROPPED: Final = "prior_token_drop"
+UPSTREAM_TOKENS: Final = "prior_token_ids"
+"""Key of a request's `upstream`: image tokens as the denoiser takes them, row by row."""
+
+
+class GlmImage(StepwisePipeline):
+    """Guidance is against a picture of no text and no image tokens."""
+
+    reference_class: ClassVar[str] = "GlmImagePipeline"
+
+    @staticmethod
+    def describe(context: PipelineContext) -> Capabilities:
+        return capabilities.text_to_image(context.model_dir)
+
+    def is_guided(self, request: DiffusionRequest) -> bool:
+        return (request.guidance_scale or 0.0) > 1
+
+    def texts(self, request: DiffusionRequest) -> tuple[Hashable, ...]:
+        """The image tokens depend on seed and size."""
+        upstream = request.upstream.get(UPSTREAM_TOKENS)
+        made_from = request.seed, request.height, request.width
+        tokens = made_from if upstream is None else tuple(map(int, upstream))  # type: ignore[call-overload]
+        return (*super().texts(request), tokens)
+
+    def encode_one(self, request: DiffusionRequest) -> Conditioning:
+        text, negative_text = self.reference.encode_prompt(
+            request.prompt,
+            self.is_guided(request),
+            device=self.device,
+            dtype=self.dtype,
+            max_sequence_length=request.max_sequence_length,
+        )
+        tokens = self.prior_tokens(request)
+        keep, drop = torch.zeros_like(tokens, dtype=torch.bool), torch.ones_like(tokens).bool()
+        negative = None
+        if self.is_guided(request):
+            negative = {TEXT: negative_text, PRIOR: tokens, IS_DROPPED: drop}
+        return Conditioning({TEXT: text, PRIOR: tokens, IS_DROPPED: keep}, negative)
+
+    def prior_tokens(self, request: DiffusionRequest) -> torch.Tensor:
+        """Image tokens, one per patch of the denoiser: [1, tokens]."""
+        upstream = request.upstream.get(UPSTREAM_TOKENS)
+        if upstream is not None:
+            return torch.tensor([upstream], dtype=torch.long, device=self.device)
+        devices = [self.device] if self.device.type == "cuda" else []
+        # The reference samples from the process's own random numbers, which it seeds.
+        with torch.random.fork_rng(devices=devices):
+            tokens, _, _ = self.reference.generate_prior_tokens(
+                request.prompt,
+                request.height,
+                request.width,
+                device=self.device,
+                generator=self.new_generator(request),
+            )
+        return tokens
+
+    def noise(self, request: DiffusionRequest, height: int, width: int) -> torch.Tensor:
+        channels = self.reference.transformer.config.in_channels
+        return self.reference.prepare_latents(
+            1, channels, height, width, self.dtype, self.device, self.new_generator(request)
+        )
+
+    def schedule(self, request: DiffusionRequest, latents: torch.Tensor) -> Any:
+        config, reference = self.reference.scheduler.config, self.reference
+        num_pixels = latents.shape[2] * latents.shape[3]
+        count = config.num_train_timesteps
+        timesteps = np.linspace(count, 1.0, request.num_inference_steps + 1)[:-1]
+        timesteps = timesteps.astype(np.int64).astype(np.float32)
+        return new_schedule(
+            reference,
+            self.device,
+            timesteps=timesteps,
+            sigmas=timesteps / count,
+            mu=calculate_shift(
+                num_pixels // reference.transformer.config.patch_size**2,
+                config.get("base_image_seq_len", 256),
+                config.get("base_shift", 0.25),
+                config.get("max_shift", 0.75),
+            ),
+        )
+
+    def batch_key(self, state: DenoiseState) -> Hashable:
+        assert isinstance(state, StepState)
+        return super().batch_key(state), state.conditioning.positive[TEXT].shape
+
+    def predict(self, states: Sequence[Any]) -> Sequence[torch.Tensor]:
+        latents = torch.cat([state.latents for state in states])
+        timesteps = torch.stack([state.timestep for state in states])
+        rows = [state.conditioning.positive for state in states]
+        positives = self.forward(states, latents, timesteps, rows)
+        if not states[0].is_guided:
+            return positives
+        rows = [state.conditioning.negative for state in states]
+        negatives = self.forward(states, latents, timesteps, rows)
+        return [
+            self.guide(state, positive, negative)
+            for state, positive, negative in zip(states, positives, negatives, strict=True)
+        ]
+
+    def forward(
+        self, states: Sequence[Any], latents: torch.Tensor, timesteps: torch.Tensor, rows: list[Row]
+    ) -> Sequence[torch.Tensor]:
+        transformer = self.reference.transformer
+        size = torch.tensor([[states[0].height, states[0].width]], dtype=self.dtype)
+        size = size.to(self.device, non_blocking=True).repeat(len(rows), 1)
+        with transformer.cache_context("denoise"):
+            (output,) = transformer(
+                hidden_states=latents.to(transformer.dtype),
+                encoder_hidden_states=torch.cat([row[TEXT] for row in rows]),
+                prior_token_id=torch.cat([row[PRIOR] for row in rows]),
+                prior_token_drop=torch.cat([row[IS_DROPPED] for row in rows]),
+                timestep=timesteps - 1,
+                target_size=size,
+                crop_coords=torch.zeros_like(size),
+                attention_kwargs={},
+                return_dict=False,
+            )
+        return output.float().split(1)
+
+    def decode_latents(self, state: Any, latents: torch.Tensor) -> torch.Tensor:
+        vae = self.reference.vae
+        latents = latents.to(vae.dtype)
+        shape = (1, vae.config.latent_channels, 1, 1)
+        mean = torch.tensor(vae.config.latents_mean).view(shape).to(latents.device, latents.dtype)
+        std = torch.tensor(vae.config.latents_std).view(shape).to(latents.device, latents.dtype)
+        (pixels,) = vae.decode(latents * std + mean, return_dict=False)
+        return pixels[0]

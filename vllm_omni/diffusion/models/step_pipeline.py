@@ -1,0 +1,299 @@
+"""What the families have in common: one forward for requests at different timesteps.
+
+A family gives the reference's arguments for one request and the call of its denoiser; here they
+become rows of a batch, guidance is applied per request, and each request's own noise schedule
+takes its step. The reference pipeline's object holds the modules and encodes prompts.
+
+B rows of a forward: the conditional ones of all members, then the unconditional ones.
+"""
+
+from __future__ import annotations
+
+import copy
+import hashlib
+from abc import ABC, abstractmethod
+from collections.abc import Hashable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import torch
+
+from vllm_omni.diffusion.models.interface import (
+    Capabilities,
+    DenoiseState,
+    PipelineComponents,
+    PipelineContext,
+)
+from vllm_omni.diffusion.models.loading import DENOISERS, load_reference, modules_of
+from vllm_omni.diffusion.request import DiffusionRequest
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+Row = Mapping[str, torch.Tensor]
+"""Arguments of the denoiser that one row brings, each with batch dimension 1."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Conditioning:
+    """What the denoiser gets besides latents and time, for the request and against it."""
+
+    positive: Row
+    negative: Row | None = None
+    """None: no classifier-free guidance."""
+
+
+@dataclass(slots=True, eq=False, kw_only=True)
+class StepState(DenoiseState):
+    """A request between its denoise steps."""
+
+    conditioning: Conditioning
+    schedule: Any
+    """The request's own diffusers scheduler, with its timesteps and sigmas."""
+    height: int
+    """Pixels."""
+    width: int
+    guidance_scale: float = 1.0
+    """Of classifier-free guidance."""
+    prediction: torch.Tensor | None = None
+    """The last one, for previews."""
+
+    @property
+    def is_guided(self) -> bool:
+        return self.conditioning.negative is not None
+
+    @property
+    def timestep(self) -> torch.Tensor:
+        """Of the next step: a scalar on the device."""
+        return self.schedule.timesteps[self.step_index]
+
+
+class StepwisePipeline(ABC):
+    """Base of the families' pipelines; implements `StepPipeline`."""
+
+    reference_class: ClassVar[str]
+    """Class of diffusers whose modules and encoders are used."""
+    component_dtypes: ClassVar[Mapping[str, torch.dtype]] = {}
+
+    def __init__(self, context: PipelineContext) -> None:
+        self.capabilities = self.describe(context)
+        self.reference = load_reference(context, self.reference_class, self.component_dtypes)
+        modules = modules_of(self.reference)
+        self.components = PipelineComponents(
+            denoisers={name: modules[name] for name in DENOISERS if name in modules},
+            vae=modules.get("vae"),
+            encoders={n: m for n, m in modules.items() if n not in (*DENOISERS, "vae")},
+            lora_loader=self.reference if self.capabilities.loads_lora else None,
+        )
+        self.device = torch.device(context.device)
+        self.dtype = context.dtype
+
+    @staticmethod
+    @abstractmethod
+    def describe(context: PipelineContext) -> Capabilities:
+        """What the checkpoint can do."""
+
+    @abstractmethod
+    def encode_one(self, request: DiffusionRequest) -> Conditioning:
+        """Run the encoders for one request."""
+
+    @abstractmethod
+    def noise(self, request: DiffusionRequest, height: int, width: int) -> torch.Tensor:
+        """The latents to begin with, from the request's own generator."""
+
+    @abstractmethod
+    def schedule(self, request: DiffusionRequest, latents: torch.Tensor) -> Any:
+        """A noise schedule of the request's own; see `new_schedule`."""
+
+    @abstractmethod
+    def forward(
+        self, states: Sequence[Any], latents: torch.Tensor, timesteps: torch.Tensor, rows: list[Row]
+    ) -> Sequence[torch.Tensor]:
+        """Call the denoiser; returns the prediction of each row, batch dimension 1."""
+
+    @abstractmethod
+    def decode_latents(self, state: Any, latents: torch.Tensor) -> torch.Tensor:
+        """Latents to pixels in [-1, 1]: [3, height, width] or [3, frames, height, width]."""
+
+    def scale_of(self, request: DiffusionRequest) -> float:
+        """Scale of classifier-free guidance."""
+        return request.guidance_scale or 1.0
+
+    def size_of(self, request: DiffusionRequest) -> tuple[int, int]:
+        """Height and width in pixels of what comes out."""
+        assert request.height is not None, "the capabilities have a default"
+        assert request.width is not None, "the capabilities have a default"
+        return request.height, request.width
+
+    def prepare(self, request: DiffusionRequest, conditioning: object) -> StepState:
+        """Own latents and own noise schedule."""
+        assert isinstance(conditioning, Conditioning)
+        height, width = self.size_of(request)
+        latents = self.noise(request, height, width)
+        schedule = self.schedule(request, latents)
+        return StepState(
+            request=request,
+            latents=latents,
+            num_steps=len(schedule.timesteps),
+            conditioning=conditioning,
+            schedule=schedule,
+            height=height,
+            width=width,
+            guidance_scale=self.scale_of(request),
+        )
+
+    def texts(self, request: DiffusionRequest) -> tuple[Hashable, ...]:
+        """What the encoders read of the request's texts."""
+        negative = request.negative_prompt if self.is_guided(request) else None
+        return request.prompt, self.is_guided(request), negative, request.max_sequence_length
+
+    @abstractmethod
+    def is_guided(self, request: DiffusionRequest) -> bool:
+        """Whether classifier-free guidance applies."""
+
+    def guide(self, state: Any, positive: torch.Tensor, negative: torch.Tensor) -> torch.Tensor:
+        """Classifier-free guidance, computed as the reference does."""
+        return negative + state.guidance_scale * (positive - negative)
+
+    def model_input(self, state: Any) -> torch.Tensor:
+        """The denoiser's input for this state's row."""
+        return state.latents
+
+    def final_latents(self, state: Any) -> torch.Tensor:
+        """Latents of a finished state as the decoder gets them."""
+        return state.latents
+
+    def conditioning_key(self, request: DiffusionRequest) -> Hashable:
+        """Texts as they are, images by their digest."""
+        return self.texts(request), tuple(map(image_digest, request.images))
+
+    def encode(self, requests: Sequence[DiffusionRequest]) -> Sequence[Conditioning]:
+        """One by one: padding to the longest would change what the encoders say."""
+        return [self.encode_one(request) for request in requests]
+
+    def conditioning_bytes(self, conditioning: object) -> int:
+        """Device memory of one conditioning; both rows count once where they share a tensor."""
+        assert isinstance(conditioning, Conditioning)
+        tensors = {
+            id(tensor): tensor
+            for row in (conditioning.positive, conditioning.negative or {})
+            for tensor in row.values()
+        }
+        return sum(tensor.numel() * tensor.element_size() for tensor in tensors.values())
+
+    def batch_key(self, state: DenoiseState) -> Hashable:
+        """Shape, guidance and quality; conditioning is padded, or has one length."""
+        assert isinstance(state, StepState)
+        return (
+            tuple(state.latents.shape),
+            state.latents.dtype,
+            state.is_guided,
+            state.request.quality,
+        )
+
+    def denoise_step(self, states: Sequence[Any]) -> None:
+        """One forward for all; then each state takes the step of its own schedule."""
+        advance(states, self.predict(states))
+
+    def predict(self, states: Sequence[Any]) -> Sequence[torch.Tensor]:
+        """The guided prediction for each state's schedule, by one forward."""
+        rows = [state.conditioning.positive for state in states]
+        latents = torch.cat([self.model_input(state) for state in states])
+        timesteps = torch.stack([state.timestep for state in states])
+        if not states[0].is_guided:
+            return self.forward(states, latents, timesteps, rows)
+        rows += [state.conditioning.negative for state in states]
+        latents, timesteps = torch.cat([latents, latents]), torch.cat([timesteps, timesteps])
+        outputs = self.forward(states, latents, timesteps, rows)
+        return [
+            self.guide(state, positive, negative)
+            for state, positive, negative in zip(
+                states, outputs[: len(states)], outputs[len(states) :], strict=True
+            )
+        ]
+
+    def decode(self, states: Sequence[Any]) -> Sequence[NDArray[np.uint8]]:
+        """Each alone: the VAE takes most of its memory per picture."""
+        return [to_uint8(self.decode_latents(state, self.final_latents(state))) for state in states]
+
+    def preview(self, state: DenoiseState) -> NDArray[np.uint8] | None:
+        """The end of the flow as the last prediction sees it."""
+        assert isinstance(state, StepState)
+        if not self.capabilities.has_preview or state.prediction is None:
+            return None
+        sigma = state.schedule.sigmas[state.step_index]
+        return to_uint8(self.decode_latents(state, state.latents - sigma * state.prediction))
+
+    def new_generator(self, request: DiffusionRequest) -> torch.Generator:
+        """On the CPU, so that a seed means the same picture on every device."""
+        return torch.Generator("cpu").manual_seed(request.seed)
+
+
+def advance(states: Sequence[StepState], predictions: Sequence[torch.Tensor]) -> None:
+    """Each state's own schedule takes its step; when one raises, none has moved."""
+    moved = []
+    for state, prediction in zip(states, predictions, strict=True):
+        schedule = fork(state.schedule)
+        (latents,) = schedule.step(prediction, state.timestep, state.latents, return_dict=False)
+        moved.append((schedule, latents, prediction))
+    for state, (schedule, latents, prediction) in zip(states, moved, strict=True):
+        state.schedule, state.latents, state.prediction = schedule, latents, prediction
+        state.step_index += 1
+
+
+def fork(schedule: Any) -> Any:
+    """A schedule that steps on without the other one noticing; they share tensors, none writes."""
+    forked = copy.copy(schedule)
+    for name, value in vars(forked).items():
+        if isinstance(value, list):
+            setattr(forked, name, list(value))
+    return forked
+
+
+def new_schedule(reference: Any, device: torch.device, **timesteps: Any) -> Any:
+    """A noise schedule of one request. `timesteps` are arguments of diffusers' `set_timesteps`."""
+    schedule = copy.deepcopy(reference.scheduler)
+    schedule.set_timesteps(device=device, **timesteps)
+    schedule.set_begin_index(0)
+    return schedule
+
+
+def linear_sigmas(num_steps: int) -> NDArray[np.float64]:
+    """From 1 down to 1 / num_steps, before the schedule's own shift."""
+    import numpy as np
+
+    return np.linspace(1.0, 1 / num_steps, num_steps)
+
+
+def shift_of(config: Mapping[str, Any], num_tokens: int, max_shift: float = 1.15) -> float:
+    """How far the schedule is shifted for so many tokens: a line through two points."""
+    few, many = config.get("base_image_seq_len", 256), config.get("max_image_seq_len", 4096)
+    low, high = config.get("base_shift", 0.5), config.get("max_shift", max_shift)
+    slope = (high - low) / (many - few)
+    return num_tokens * slope + (low - slope * few)
+
+
+def image_digest(image: NDArray[np.uint8]) -> Hashable:
+    """Equal for equal pictures."""
+    return image.shape, hashlib.sha256(image.tobytes()).digest()
+
+
+def to_uint8(pixels: torch.Tensor) -> NDArray[np.uint8]:
+    """[3, ..., height, width] in [-1, 1] to [..., height, width, 3]; rounds as diffusers does."""
+    unit = (pixels * 0.5 + 0.5).clamp(0, 1).movedim(0, -1).float()
+    return (unit * 255).round().to(torch.uint8).cpu().numpy()
+
+
+def scaled_for_kl(vae: Any, latents: torch.Tensor) -> torch.Tensor:
+    """Latents of the denoiser to those of a KL autoencoder."""
+    return (latents / vae.config.scaling_factor) + vae.config.shift_factor
+
+
+def latent_statistics(vae: Any, latents: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Mean and inverse standard deviation of a video autoencoder's latents, as the reference
+    computes them."""
+    shape = (1, vae.config.z_dim, 1, 1, 1)
+    mean = torch.tensor(vae.config.latents_mean).view(shape).to(latents.device, latents.dtype)
+    std = torch.tensor(vae.config.latents_std).view(shape)
+    return mean, 1.0 / std.to(latents.device, latents.dtype)

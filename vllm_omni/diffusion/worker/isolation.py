@@ -1,0 +1,76 @@
+"""One denoise step whose failures stay with the requests that cause them."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+
+from vllm_omni.diffusion.models.interface import DenoiseState
+from vllm_omni.generation.memory_errors import free_memory, is_out_of_memory
+
+logger = logging.getLogger(__name__)
+
+Denoise = Callable[[Sequence[DenoiseState]], None]
+Failures = dict[str, Exception]
+
+
+def step_apart(denoise: Denoise, states: Sequence[DenoiseState]) -> Failures:
+    """Take one step of each; the errors of those that could not.
+
+    A batch that fails as a whole runs one by one. One that finds no memory runs once more, half as
+    many at a time, after memory was given back; what finds none then has its error.
+    """
+    failures = _step(denoise, states)
+    starved = [s for s in states if is_starved(failures.get(s.request.request_id))]
+    if not starved:
+        return failures
+    for state in starved:
+        del failures[state.request.request_id]
+    logger.warning("no memory for a denoise step of %d, trying again", len(starved))
+    free_memory()
+    size = max(1, len(states) // 2)
+    for first in range(0, len(starved), size):
+        failures |= _step(denoise, starved[first : first + size])
+    return failures
+
+
+def _step(denoise: Denoise, states: Sequence[DenoiseState]) -> Failures:
+    before = [state.step_index for state in states]
+    try:
+        denoise(states)
+    except Exception as error:  # noqa: BLE001 - the boundary of a batch
+        failed = without_frames(error)
+    else:
+        return _not_one_step(states, before)
+    left = [state for state, step in zip(states, before, strict=True) if state.step_index == step]
+    if len(left) == 1 or is_out_of_memory(failed):
+        return {state.request.request_id: failed for state in left}
+    logger.warning("a denoise step of %d failed, running one by one: %r", len(left), failed)
+    failures: Failures = {}
+    for state in left:
+        failures |= _step(denoise, [state])
+    return failures
+
+
+def _not_one_step(states: Sequence[DenoiseState], before: Sequence[int]) -> Failures:
+    """A state that stays where it is would keep its request in the batch for ever."""
+    return {
+        state.request.request_id: RuntimeError(
+            f"the pipeline took {state.step_index - step} steps instead of 1"
+        )
+        for state, step in zip(states, before, strict=True)
+        if state.step_index != step + 1
+    }
+
+
+def is_starved(error: BaseException | None) -> bool:
+    """Whether it failed for lack of memory."""
+    return error is not None and is_out_of_memory(error)
+
+
+def without_frames(error: Exception) -> Exception:
+    """An error of lacking memory without its traceback, which holds on to what was allocated."""
+    if not is_out_of_memory(error):
+        return error
+    error.__context__ = None
+    return error.with_traceback(None)

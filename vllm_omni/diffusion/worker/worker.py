@@ -1,0 +1,89 @@
+"""One rank of a replica: its device, the pipeline on it, and the runner that drives it."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable
+
+from vllm_omni.config.diffusion_options import DiffusionEngineArgs
+from vllm_omni.diffusion.models.interface import (
+    Capabilities,
+    ExecutionMode,
+    PipelineContext,
+    RequestPipeline,
+    StepPipeline,
+)
+from vllm_omni.diffusion.worker.attachments import Attachments
+from vllm_omni.diffusion.worker.device import Device
+from vllm_omni.diffusion.worker.model_runner import ModelRunner
+from vllm_omni.diffusion.worker.step_runner import StepRunner
+from vllm_omni.diffusion.worker.whole_runner import WholeRunner
+from vllm_omni.engine.replica_spec import ReplicaSpec
+from vllm_omni.errors import ConfigError
+
+
+class Worker:
+    """Made in the replica's process; loads everything.
+
+    Raises:
+        ConfigError: an option that this model or device cannot serve.
+    """
+
+    def __init__(self, spec: ReplicaSpec, progress: Callable[[str], None]) -> None:
+        args = DiffusionEngineArgs(**spec.engine_args)  # type: ignore[arg-type]
+        if len(spec.devices) != 1:
+            raise ConfigError(
+                f"stage {spec.stage!r}: a diffusion replica has one device, not "
+                f"{', '.join(spec.devices)}"
+            )
+        device = Device(spec.devices[0])
+        pipeline = load_pipeline(spec, device, args)
+        self.capabilities: Capabilities = pipeline.capabilities
+        attachments = Attachments(pipeline.components)
+        self.max_batch_size = spec.max_batch_size
+        self.max_prepared = args.max_prepared or 2 * self.max_batch_size
+        self.runner = make_runner(spec.stage, pipeline, device, attachments, args)
+
+
+def load_pipeline(
+    spec: ReplicaSpec, device: Device, args: DiffusionEngineArgs
+) -> StepPipeline | RequestPipeline:
+    """Import the pipeline's class and load it.
+
+    Raises:
+        ConfigError: the class is not there.
+    """
+    module, _, name = (spec.model_class or "").partition(":")
+    try:
+        pipeline_class: type[StepPipeline | RequestPipeline] = getattr(
+            importlib.import_module(module), name
+        )
+    except (ImportError, AttributeError, ValueError) as error:
+        raise ConfigError(f"model class {spec.model_class!r} cannot be loaded: {error}") from error
+    return pipeline_class(
+        PipelineContext(
+            model_dir=spec.model_dir,
+            device=device.name,
+            dtype=device.dtype(args.dtype),
+            load_format=args.load_format,
+        )
+    )
+
+
+def make_runner(
+    stage: str,
+    pipeline: StepPipeline | RequestPipeline,
+    device: Device,
+    attachments: Attachments,
+    args: DiffusionEngineArgs,
+) -> ModelRunner:
+    """The runner for what the pipeline can do."""
+    if pipeline.capabilities.mode is ExecutionMode.REQUEST:
+        return WholeRunner(stage, pipeline, device, attachments)  # type: ignore[arg-type]
+    return StepRunner(
+        stage,
+        pipeline,  # type: ignore[arg-type]
+        device,
+        attachments,
+        cache_bytes=args.conditioning_cache_bytes,
+    )

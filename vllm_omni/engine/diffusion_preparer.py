@@ -1,0 +1,41 @@
+"""The API loop's side of a diffusion stage: prompt and params are checked before admission."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from vllm_omni.diffusion.checks import make_request
+from vllm_omni.diffusion.models.interface import Capabilities
+from vllm_omni.errors import BadRequestError
+from vllm_omni.inputs.diffusion import OmniDiffusionSamplingParams
+from vllm_omni.inputs.prompt import OmniPrompt
+
+
+class DiffusionPreparer:
+    """Validates what is to be made; the prompt itself goes on unchanged."""
+
+    def __init__(self, stage: str, capabilities: Capabilities) -> None:
+        self._stage = stage
+        self.capabilities = capabilities
+
+    async def prepare(
+        self, request_id: str, prompt: OmniPrompt, params: object, options: dict[str, object]
+    ) -> OmniPrompt:
+        """Check prompt and params; see `StagePreparer`."""
+        if options:
+            name = min(options)
+            raise BadRequestError(f"a diffusion stage has no option {name!r}", field=name)
+        if not isinstance(params, OmniDiffusionSamplingParams):
+            raise BadRequestError(
+                f"params of stage {self._stage} are OmniDiffusionSamplingParams, not "
+                f"{type(params).__name__}",
+                field="sampling_params",
+            )
+        make_request(request_id, prompt, params, self.capabilities)
+        return prompt
+
+    def source_context(self, params: object) -> dict[str, Any]:
+        return {}
+
+    def shutdown(self) -> None:
+        """Nothing to give back."""

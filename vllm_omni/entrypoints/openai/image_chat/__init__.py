@@ -1,0 +1,1 @@
+"""/v1/chat/completions of a pipeline that answers with pictures and nothing else."""

@@ -1,0 +1,1 @@
+"""/v1/images/generations and /v1/images/edits: pictures from text, perhaps from other pictures."""
