@@ -9,10 +9,11 @@ import resource
 import time
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import pytest_asyncio
-from vllm.sampling_params import RequestOutputKind
+from vllm.sampling_params import RequestOutputKind, StructuredOutputsParams
 from vllm.v1.engine.exceptions import EngineDeadError
 
 from tests.ar_replicas import Requests, greedy, replica
@@ -20,6 +21,7 @@ from tests.tiny_models import make_tiny_llama
 from vllm_omni.distributed.omni_connectors.factory import Connector, open_connector
 from vllm_omni.distributed.run_directory import RunDirectory
 from vllm_omni.engine.messages import StreamTarget
+from vllm_omni.errors import BadRequestError
 from vllm_omni.inputs.prompt import OmniPrompt
 
 pytestmark = [pytest.mark.slow, pytest.mark.asyncio(loop_scope="module")]
@@ -62,6 +64,45 @@ async def test_a_stream_that_cannot_be_opened_fails_its_request_alone(thinker: R
     assert failed.failure.code == "request_failed"
     assert len(served.text.outputs[0].token_ids) == 100
     await still_serves(thinker)
+
+
+GRAMMARS: list[dict[str, Any]] = [
+    {"regex": "(("},
+    {"grammar": "root ::= nothing"},
+    {"grammar": 'root ::= "a'},
+    {"json": {"type": "no type"}},
+    {"json": {"properties": {f"p{i}": {"maxLength": 10_000} for i in range(100)}}},
+]
+
+
+@pytest.mark.parametrize("wrong", GRAMMARS, ids=lambda wrong: str(wrong)[:30])
+async def test_a_grammar_that_cannot_be_served_is_the_clients_error(
+    thinker: Requests, wrong: dict[str, Any]
+) -> None:
+    """Refused before the core has it, or told by the core that could not compile it."""
+    await thinker.submit("neighbour", PROMPT, greedy(60))
+    constrained = greedy(5, structured_outputs=StructuredOutputsParams(**wrong))
+    try:
+        await thinker.submit("bad", PROMPT, constrained)
+        (failed,) = await thinker.all("bad")
+        assert failed.failure is not None
+        code, field = failed.failure.code, failed.failure.field
+    except BadRequestError as error:
+        code, field = error.code, error.field
+    (served,) = await thinker.all("neighbour")
+
+    assert (code, field) == ("invalid_request", "structured_outputs")
+    assert len(served.text.outputs[0].token_ids) == 60
+    await still_serves(thinker)
+
+
+async def test_a_grammar_that_can_be_served_is_followed(thinker: Requests) -> None:
+    constrained = greedy(20, structured_outputs=StructuredOutputsParams(choice=["yes", "no"]))
+    await thinker.submit("good", PROMPT, constrained)
+    (output,) = await thinker.all("good")
+
+    # `greedy` goes on behind the end that the grammar sees.
+    assert output.text.outputs[0].text.startswith(("yes", "no"))
 
 
 async def test_no_descriptor_left_costs_one_request(thinker: Requests, voice: Connector) -> None:

@@ -105,7 +105,10 @@ async def test_a_stream_whose_sender_is_killed_fails_naming_the_stage(tmp_path: 
     failure = listener.ended["a"].failure
     assert failure is not None
     assert failure.code == "replica_died"
-    assert failure.message == "the stream of stage thinker broke: stage thinker/0 is gone"
+    assert failure.message == (
+        "stage voice waited for the next chunk of the stream of stage thinker: "
+        "stage thinker/0 is gone"
+    )
 
 
 async def test_a_kill_under_load_is_told_at_once() -> None:

@@ -21,9 +21,8 @@ from vllm_omni.engine.launcher import StageLauncher
 from vllm_omni.engine.metrics_protocol import EngineMetrics
 from vllm_omni.engine.stage_client import TextPreparer
 from vllm_omni.entrypoints.engine_methods import EngineMethods
-from vllm_omni.entrypoints.omni_base import resolve_config
+from vllm_omni.entrypoints.omni_base import config_of
 from vllm_omni.entrypoints.request_stream import RequestStreams, Wish
-from vllm_omni.errors import ConfigError
 from vllm_omni.inputs.speech import SpeechParams
 from vllm_omni.outputs.request_output import OmniRequestOutput
 
@@ -57,16 +56,14 @@ class AsyncOmni(RequestStreams, EngineMethods, EngineClient):
         Raises:
             OmniError: an option is wrong or a stage did not start; nothing is left running.
         """
-        if (model is None) == (config is None):
-            raise ConfigError("AsyncOmni takes either a model or a resolved config")
-        if config is None:
-            assert model is not None
-            config = resolve_config(
-                model,
-                deploy_config=deploy_config,
-                stage_overrides=stage_overrides,
-                engine_options=engine_options,
-            )
+        config = config_of(
+            "AsyncOmni",
+            model,
+            config,
+            deploy_config=deploy_config,
+            stage_overrides=stage_overrides,
+            engine_options=engine_options,
+        )
         super().__init__(config, launcher=launcher, metrics=metrics)
         self._internal_ids: dict[str, list[str]] = {}
         self._names = itertools.count()

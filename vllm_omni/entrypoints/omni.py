@@ -20,9 +20,9 @@ from vllm_omni.config.deploy import ResolvedConfig
 from vllm_omni.config.pipeline import Task
 from vllm_omni.engine.launcher import StageLauncher
 from vllm_omni.engine.metrics_protocol import EngineMetrics
-from vllm_omni.entrypoints.omni_base import resolve_config
+from vllm_omni.entrypoints.omni_base import config_of
 from vllm_omni.entrypoints.request_stream import RequestStreams, Wish
-from vllm_omni.errors import ConfigError, EngineStoppedError, OmniError
+from vllm_omni.errors import EngineStoppedError, OmniError
 from vllm_omni.inputs.prompt import OmniPrompt
 from vllm_omni.inputs.speech import SpeechParams
 from vllm_omni.outputs.merging import WholeResult
@@ -56,16 +56,14 @@ class Omni(RequestStreams):
         Raises:
             OmniError: an option is wrong or a stage did not start; nothing is left running.
         """
-        if (model is None) == (config is None):
-            raise ConfigError("Omni takes either a model or a resolved config")
-        if config is None:
-            assert model is not None
-            config = resolve_config(
-                model,
-                deploy_config=deploy_config,
-                stage_overrides=stage_overrides,
-                engine_options=engine_options,
-            )
+        config = config_of(
+            "Omni",
+            model,
+            config,
+            deploy_config=deploy_config,
+            stage_overrides=stage_overrides,
+            engine_options=engine_options,
+        )
         super().__init__(config, launcher=launcher, metrics=metrics)
         self._names = itertools.count()
         self._loop = asyncio.new_event_loop()

@@ -25,7 +25,7 @@ from vllm_omni.engine.stage_client import StageClient, StagePreparer
 from vllm_omni.engine.stage_pool import StagePool
 from vllm_omni.entrypoints.output_collector import OutputRouter
 from vllm_omni.entrypoints.stage_params import StageParams
-from vllm_omni.errors import EngineStoppedError, UnsupportedModalityError
+from vllm_omni.errors import ConfigError, EngineStoppedError, UnsupportedModalityError
 
 logger = logging.getLogger(__name__)
 
@@ -161,14 +161,25 @@ class OmniBase:
             raise UnsupportedModalityError(str(error), field="modalities") from None
 
 
-def resolve_config(
-    model: str | Path,
+def config_of(
+    front: str,
+    model: str | Path | None,
+    config: ResolvedConfig | None,
     *,
     deploy_config: str | Path | None,
     stage_overrides: Sequence[str],
     engine_options: dict[str, object],
 ) -> ResolvedConfig:
-    """The config of the library's entry points: keywords instead of a command line."""
+    """What a front end of the library serves: the config it is given, or a model's.
+
+    Raises:
+        ConfigError: neither or both, or an option is wrong.
+    """
+    if (model is None) == (config is None):
+        raise ConfigError(f"{front} takes either a model or a resolved config")
+    if config is not None:
+        return config
+    assert model is not None
     from vllm_omni.config.resolve import resolve
 
     return resolve(
