@@ -153,8 +153,9 @@ class OmniServingChat(OmniErrorsMixin, OpenAIServingChat):  # type: ignore[misc]
             check_processor_options(request, capabilities.native_inputs)
         options = request.audio or AudioOptions()
         form = find_format(options.format, CHAT_FORMATS, "audio.format")
+        voice = options.voice_name
         if request.audio is not None or Modality.AUDIO in outputs:
-            capabilities.check_voice(options.voice_name, "audio.voice")
+            voice = capabilities.check_voice(voice, "audio.voice")
         inputs = frozenset(part.source.kind for part in parts)
         # The words come with the audio always: they are its transcript and its finish.
         wanted = outputs | {Modality.TEXT}
@@ -162,7 +163,7 @@ class OmniServingChat(OmniErrorsMixin, OpenAIServingChat):  # type: ignore[misc]
         check_list(request.sampling_params_list, pipeline)
         entries = request.sampling_params_list or [None] * len(pipeline.stages)
         apply_to_request(request, entries[self._stage_id], self._stage_id)
-        speech = SpeechParams(voice=options.voice_name, seed=request.seed)
+        speech = SpeechParams(voice=voice, seed=request.seed)
         params: dict[str, object] = {}
         for i, stage in enumerate(pipeline.stages):
             if i == self._stage_id or not (entry := entries[i]):
