@@ -19,6 +19,7 @@ from vllm_omni.config.pipeline import Modality, StageKind, Task, plan_route
 from vllm_omni.entrypoints.openai.capabilities import Capabilities
 from vllm_omni.entrypoints.openai.chat.parts import MediaPart, find_media, refuse_placeholder
 from vllm_omni.entrypoints.openai.chat.protocol import AudioOptions, OmniChatRequest
+from vllm_omni.entrypoints.openai.chat.renderer import ChatRenderer
 from vllm_omni.entrypoints.openai.chat.stream import SpokenAnswer, new_audio_id
 from vllm_omni.entrypoints.openai.engine_client import OmniEngineClient
 from vllm_omni.entrypoints.openai.media.connector import AttachedMediaStore
@@ -75,11 +76,9 @@ class OmniServingChat(OmniErrorsMixin, OpenAIServingChat):  # type: ignore[misc]
     engine_client: OmniEngineClient
 
     def __init__(self, media: ChatMedia, **kwargs: Any) -> None:
-        renderer = copy.copy(kwargs["online_renderer"])
-        self._checks_options = not renderer.trust_request_mm_kwargs
-        # vLLM trusts a request with all options of its processors or with none; we look at each.
-        renderer.trust_request_mm_kwargs = True
-        super().__init__(**{**kwargs, "online_renderer": renderer})
+        made = kwargs["online_renderer"]
+        self._checks_options = not made.trust_request_mm_kwargs
+        super().__init__(**{**kwargs, "online_renderer": ChatRenderer.of(made)})
         self._media = media
         self._scope = RequestScope()
         self._spoken: _Spoken | None = None
