@@ -17,7 +17,7 @@ from vllm_omni import envs
 from vllm_omni.config.deploy import ResolvedConfig, ResolvedStage, ServerLimits, StageDeploy
 from vllm_omni.config.detect import check_weights, detect, locate, stage_dir
 from vllm_omni.config.engine_options import engine_argument_types, stages_meant_by
-from vllm_omni.config.pipeline import PipelineConfig, StageKind
+from vllm_omni.config.pipeline import PipelineConfig
 from vllm_omni.config.placement import place
 from vllm_omni.config.registry import known_pipelines, load_pipeline, pipeline_of
 from vllm_omni.config.schema import ENGINE_ARGS, LIMITS, STAGES, Schema, field_types, limit_flag
@@ -250,8 +250,7 @@ def _without_weights(stages: Sequence[ResolvedStage]) -> list[str]:
     return [
         stage.config.name
         for stage in stages
-        if stage.config.kind is StageKind.AUTOREGRESSIVE
-        and stage.deploy.engine_args.get("load_format") == "dummy"
+        if stage.deploy.engine_args.get("load_format") == "dummy"
     ]
 
 
