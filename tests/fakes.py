@@ -259,7 +259,10 @@ class FakePreparer:
         return prompt
 
     async def render_messages(
-        self, messages: Any, template_kwargs: Mapping[str, object] | None = None
+        self,
+        messages: Any,
+        template_kwargs: Mapping[str, object] | None = None,
+        processor_kwargs: Mapping[str, object] | None = None,
     ) -> OmniPrompt:
         return OmniPrompt(text="\n".join(_flat(message["content"]) for message in messages))
 

@@ -1,9 +1,13 @@
 from __future__ import annotations
 
+import base64
+import dataclasses
+import io
 from typing import Any
 
 import numpy as np
 import pytest
+import soundfile
 
 from tests.fakes import FakePreparer, voice_pipeline
 from vllm_omni.config.deploy import ServerLimits
@@ -179,3 +183,30 @@ async def test_messages_that_cannot_be_rendered(messages: object, field: str) ->
 async def test_an_unknown_key_beside_messages_is_named() -> None:
     with pytest.raises(BadRequestError, match="unknown key 'temperature'"):
         await render([{"role": "user", "content": "hi"}], temperature=0.5)
+
+
+async def test_a_stage_that_hears_gets_samples_as_they_are() -> None:
+    samples = np.linspace(-0.5, 0.5, 400, dtype=np.float32)
+    seen: list[Any] = []
+
+    class Renderer(FakePreparer):
+        async def render_messages(
+            self, messages: Any, template_kwargs: Any = None, processor_kwargs: Any = None
+        ) -> OmniPrompt:
+            seen.extend([messages, processor_kwargs])
+            return OmniPrompt(text="rendered")
+
+    native = dataclasses.replace(voice_pipeline(), placeholders={})
+    content = [{"type": "audio", "audio": (samples, 16000)}, {"type": "text", "text": "?"}]
+    prompt = {
+        "messages": [{"role": "user", "content": content}],
+        "mm_processor_kwargs": {"use_audio_in_video": True},
+    }
+    await render_messages(prompt, native, Renderer())
+
+    (message,), options = seen
+    url = message["content"][0]["audio_url"]["url"]
+    heard, rate_hz = soundfile.read(io.BytesIO(base64.b64decode(url.partition(",")[2])))
+    assert rate_hz == 16000
+    assert np.array_equal(heard.astype(np.float32), samples)
+    assert options == {"use_audio_in_video": True}

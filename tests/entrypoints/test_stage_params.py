@@ -116,3 +116,26 @@ def test_params_of_the_wrong_kind_name_their_place(kwargs: dict[str, object], fi
     with pytest.raises(BadRequestError) as raised:
         resolve(**kwargs)  # type: ignore[arg-type]
     assert raised.value.field == field
+
+
+def test_a_stage_that_speaks_in_tokens_gets_the_voice_and_the_seed() -> None:
+    pipeline = pipeline_with_defaults()
+    asr, thinker, voice = pipeline.stages
+    talking = dataclasses.replace(
+        pipeline, stages=(asr, dataclasses.replace(thinker, speaks=True), voice)
+    )
+    plan = compile_plan(talking, Task.CHAT, frozenset(), BOTH)
+    speech = SpeechParams(voice="anna", seed=7)
+
+    params = StageParams(talking)
+    by_default = params.resolve(plan, Task.CHAT, speech=speech).by_stage[1]
+    own = SamplingParams(seed=1, extra_args={"voice": "bert"})
+    by_list = params.resolve(plan, Task.CHAT, per_stage=[None, own, None], speech=speech)
+
+    assert isinstance(by_default, SamplingParams)
+    assert (by_default.extra_args, by_default.seed) == ({"voice": "anna"}, 7)
+    assert isinstance(by_list.by_stage[1], SamplingParams)
+    assert (by_list.by_stage[1].extra_args, by_list.by_stage[1].seed) == ({"voice": "bert"}, 1)
+    again = params.resolve(plan, Task.CHAT).by_stage[1]
+    assert isinstance(again, SamplingParams)
+    assert again.extra_args is None, "nothing of a request stays in the defaults"

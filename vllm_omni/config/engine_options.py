@@ -26,6 +26,8 @@ REFUSED: Final[Mapping[str, str]] = {
     "distributed_executor_backend": "each replica is one process per rank, chosen by its stage",
     "worker_cls": "it is decided by the stage's kind",
     "scheduler_cls": "it is decided by the stage's kind",
+    "mm_processor_cache_gb": "a cache of media between processes does not survive a replica",
+    "mm_processor_cache_type": "a cache of media between processes does not survive a replica",
     "tokens_only": "stages are fed by the orchestrator",
     "shutdown_timeout": "set limits.drain_timeout_s",
     "data_parallel_size": "set stages.NAME.num_replicas",

@@ -262,8 +262,7 @@ def _without_weights(stages: Sequence[ResolvedStage]) -> list[str]:
     return [
         stage.config.name
         for stage in stages
-        if stage.config.kind is not StageKind.ONE_SHOT
-        and stage.deploy.engine_args.get("load_format") == "dummy"
+        if stage.deploy.engine_args.get("load_format") == "dummy"
     ]
 
 

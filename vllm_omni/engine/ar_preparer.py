@@ -53,14 +53,17 @@ class ArPreparer:
         return await self._prompts.process(request_id, prompt, params, options)
 
     async def render_messages(
-        self, messages: object, template_kwargs: Mapping[str, object] | None = None
+        self,
+        messages: object,
+        template_kwargs: Mapping[str, object] | None = None,
+        processor_kwargs: Mapping[str, object] | None = None,
     ) -> OmniPrompt:
         """A conversation through the chat template; `text` holds what it rendered to.
 
         Raises:
             BadRequestError: not a conversation, or the template refuses it.
         """
-        rendered = await self._prompts.render_chat(messages, template_kwargs)
+        rendered = await self._prompts.render_chat(messages, template_kwargs, processor_kwargs)
         return OmniPrompt(
             engine_input=rendered,
             text=rendered.get("prompt"),

@@ -167,6 +167,8 @@ class PromptProcessor:
             own.max_tokens = self.model_config.max_model_len - 1
         eos_token_ids = self.model_config.hf_text_config.eos_token_id
         own.update_from_generation_config({"eos_token_id": eos_token_ids})
+        if own.ignore_eos:
+            own.min_tokens = own.max_tokens  # an end is no code: it may not be sampled either
         own.detokenize = False
         request = EngineCoreRequest(
             request_id=request_id,
@@ -205,7 +207,9 @@ class PromptProcessor:
         (rendered,) = await self.renderer.render_cmpl_async([parsed], tok_params)
         return dict(rendered)
 
-    async def render_chat(self, messages: object, template_kwargs: object = None) -> dict[str, Any]:
+    async def render_chat(
+        self, messages: object, template_kwargs: object = None, processor_kwargs: object = None
+    ) -> dict[str, Any]:
         """A conversation through the model's chat template, as vLLM's rendered input.
 
         Raises:
@@ -219,9 +223,12 @@ class PromptProcessor:
         kwargs.setdefault("add_generation_prompt", True)
         # Rendered to text, which goes on beside the tokens; Mistral's template cannot.
         kwargs.setdefault("tokenize", is_mistral_tokenizer(self.renderer.tokenizer))
+        options = dict(processor_kwargs) if isinstance(processor_kwargs, Mapping) else {}
         try:
             _, (rendered,) = await self.renderer.render_chat_async(
-                [messages], ChatParams(chat_template_kwargs=kwargs)
+                [messages],
+                ChatParams(chat_template_kwargs=kwargs, mm_processor_kwargs=options),
+                prompt_extras={"mm_processor_kwargs": options} if options else None,
             )
         except (VLLMClientError, ValueError, TypeError, KeyError) as error:
             raise as_bad_request(error, "messages") from error

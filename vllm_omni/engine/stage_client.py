@@ -142,7 +142,10 @@ class TextPreparer(StagePreparer, Protocol):
     def input_processor(self) -> InputProcessor: ...
 
     async def render_messages(
-        self, messages: object, template_kwargs: Mapping[str, object] | None = None
+        self,
+        messages: object,
+        template_kwargs: Mapping[str, object] | None = None,
+        processor_kwargs: Mapping[str, object] | None = None,
     ) -> OmniPrompt:
         """A conversation through the chat template; `text` holds what it rendered to.
 

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import base64
 import dataclasses
+import io
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from typing import Any, Final
+from typing import Any, Final, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,7 +20,7 @@ from vllm_omni.inputs.prompt import AudioInput, ImageInput, OmniPrompt
 
 _ENGINE_INPUT_TYPES: Final = frozenset({"token", "embeds", "multimodal", "enc_dec"})
 """Tags of prompts that vLLM's renderer made."""
-_MESSAGES_KEYS: Final = frozenset({"messages", "chat_template_kwargs"})
+_MESSAGES_KEYS: Final = frozenset({"messages", "chat_template_kwargs", "mm_processor_kwargs"})
 _AUDIO_PARTS: Final = frozenset({"audio", "input_audio", "audio_url"})
 
 
@@ -216,7 +218,8 @@ async def render_messages(
     """A conversation through the chat template of the stage that reads it.
 
     Audio parts `{"type": "audio", "audio": (samples, rate)}` become placeholders where an
-    upstream stage turns audio into text.
+    upstream stage turns audio into text. A stage that reads media itself takes vLLM's parts too:
+    `image_url`, `audio_url`, `video_url`, `image_pil`.
 
     Raises:
         BadRequestError: not a conversation, or it writes a placeholder itself.
@@ -227,9 +230,14 @@ async def render_messages(
     placeholder = pipeline.placeholders.get(Modality.AUDIO)
     audio: list[AudioInput] = []
     messages = prompt["messages"]
-    if placeholder is not None and isinstance(messages, list):
-        messages = [_with_placeholders(message, placeholder, audio) for message in messages]
-    rendered = await preparer.render_messages(messages, prompt.get("chat_template_kwargs"))
+    if isinstance(messages, list):
+        if placeholder is not None:
+            messages = [_with_placeholders(message, placeholder, audio) for message in messages]
+        else:
+            messages = [_with_recordings(message) for message in messages]
+    rendered = await preparer.render_messages(
+        messages, prompt.get("chat_template_kwargs"), prompt.get("mm_processor_kwargs")
+    )
     return dataclasses.replace(rendered, audio=tuple(audio))
 
 
@@ -252,6 +260,28 @@ def _with_placeholders(message: object, placeholder: str, audio: list[AudioInput
             _refuse_placeholder(part["text"], placeholder)
         parts.append(part)
     return {**message, "content": parts}
+
+
+def _with_recordings(message: object) -> object:
+    """Samples in the form that vLLM's renderer reads."""
+    content = message.get("content") if isinstance(message, Mapping) else None
+    if not isinstance(content, list):
+        return message
+    parts = [
+        _recording(part) if isinstance(part, Mapping) and part.get("type") == "audio" else part
+        for part in content
+    ]
+    return {**cast(Mapping[str, object], message), "content": parts}
+
+
+def _recording(part: Mapping[str, object]) -> dict[str, object]:
+    import soundfile
+
+    audio = _parse_audio_item(part.get("audio"))
+    buffer = io.BytesIO()
+    soundfile.write(buffer, audio.samples, audio.sample_rate_hz, format="WAV", subtype="FLOAT")
+    data = base64.b64encode(buffer.getvalue()).decode()
+    return {"type": "audio_url", "audio_url": {"url": f"data:audio/wav;base64,{data}"}}
 
 
 def _refuse_placeholder(text: str, placeholder: str) -> None:

@@ -84,32 +84,43 @@ class ConditionedInputs:
 
     def fill(self, inputs: torch.Tensor, batch: Sequence[Scheduled]) -> None:
         """Write the step's inputs, in place: the buffer is the one that graphs read."""
-        targets, base, conditions = [], [], []
-        row = 0
+        num_rows = sum(part.count for part in batch)
+        base, conditions = np.empty((2, num_rows), dtype=np.int64)
+        targets: list[Indices] = []
+        row = filled = 0
         for part in batch:
             request = self._requests.get(part.request_id)
             if request is not None:
+                end = filled + part.count
+                self._locate(request, part, base[filled:end], conditions[filled:end])
                 targets.append(np.arange(row, row + part.count))
-                base.append(self._pool.indices(request.base, part.first, part.count))
-                conditions.append(self._conditions_of(request, part.first, part.count))
+                filled = end
             row += part.count
-        if not targets:
+        if not filled:
             return
         made = self._model.inputs(
-            self._pool.read(np.concatenate(base)), self._pool.read(np.concatenate(conditions))
+            self._pool.read(base[:filled]), self._pool.read(conditions[:filled])
         ).to(inputs.dtype)
-        if sum(map(len, targets)) == row:
-            inputs[:row] = made
+        if filled == num_rows:
+            inputs[:num_rows] = made
         else:
             index = torch.from_numpy(np.concatenate(targets)).to(inputs.device, non_blocking=True)
             inputs.index_copy_(0, index, made)
 
-    def _conditions_of(self, request: _Conditioned, first: int, count: int) -> Indices:
+    def _locate(
+        self, request: _Conditioned, part: Scheduled, base: Indices, conditions: Indices
+    ) -> None:
+        """Write where the rows of a request's part of the step lie."""
+        first, count = part.first, part.count
         known = min(max(request.conditions.length - first, 0), count)
-        rest = np.full(count - known, REST_ROW, dtype=np.int64)
-        if not known:
-            return rest
-        return np.concatenate([self._pool.indices(request.conditions, first, known), rest])
+        if count == 1:  # nearly always: a step of decoding
+            base[0] = self._pool.index(request.base, first)
+            conditions[0] = self._pool.index(request.conditions, first) if known else REST_ROW
+            return
+        base[:] = self._pool.indices(request.base, first, count)
+        conditions[known:] = REST_ROW
+        if known:
+            conditions[:known] = self._pool.indices(request.conditions, first, known)
 
     def keep(self, base: torch.Tensor, positions: Sequence[tuple[str, int] | None]) -> None:
         """Keep the base rows of the positions that were sampled for; None: nothing was."""
@@ -121,5 +132,5 @@ class ConditionedInputs:
             request = self._requests.get(request_id)
             if request is not None:
                 self._pool.reserve(request.base, position + 1)
-                (indices[row],) = self._pool.indices(request.base, position, 1)
+                indices[row] = self._pool.index(request.base, position)
         self._pool.write(indices, base)

@@ -55,6 +55,10 @@ class RowPool:
             sequence.pages.append(self._free.pop())
         sequence.length = max(sequence.length, length)
 
+    def index(self, sequence: RowSequence, position: int) -> int:
+        """Where the row of a position lies."""
+        return sequence.pages[position // PAGE_ROWS] * PAGE_ROWS + position % PAGE_ROWS
+
     def indices(self, sequence: RowSequence, first: int, count: int) -> Indices:
         """Where the rows of `count` positions from `first` lie."""
         positions = np.arange(first, first + count)

@@ -26,7 +26,7 @@ class Case:
     spoken: dict[str, Spoken]
 
 
-@pytest_asyncio.fixture(scope="module", loop_scope="module", params=[0, 1, 2])
+@pytest_asyncio.fixture(scope="module", loop_scope="module", params=[1])
 async def case(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> AsyncIterator[Case]:

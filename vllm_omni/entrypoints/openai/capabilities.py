@@ -76,12 +76,12 @@ class Capabilities:
         return frozenset(wanted)
 
     def check_voice(self, name: str, field: str) -> str:
-        if name not in self.voices:
-            known = ", ".join(self.voices) or "none"
-            raise BadRequestError(
-                f"voice {name!r} is not known; known voices: {known}", field=field
-            )
-        return name
+        """The voice of that name as the checkpoint writes it, whatever its case."""
+        for voice in self.voices:
+            if voice.lower() == name.lower():
+                return voice
+        known = ", ".join(self.voices) or "none"
+        raise BadRequestError(f"voice {name!r} is not known; known voices: {known}", field=field)
 
     def _edge_inputs(self) -> Iterable[Modality]:
         target = self.pipeline.entries.get(Task.CHAT)

@@ -18,6 +18,7 @@ from vllm_omni.config.pipeline import Modality, StageKind, Task, plan_route
 from vllm_omni.entrypoints.openai.capabilities import Capabilities
 from vllm_omni.entrypoints.openai.chat.parts import MediaPart, find_media, refuse_placeholder
 from vllm_omni.entrypoints.openai.chat.protocol import AudioOptions, OmniChatRequest
+from vllm_omni.entrypoints.openai.chat.renderer import ChatRenderer
 from vllm_omni.entrypoints.openai.chat.stream import SpokenAnswer, new_audio_id
 from vllm_omni.entrypoints.openai.engine_client import OmniEngineClient
 from vllm_omni.entrypoints.openai.media.connector import AttachedMediaStore
@@ -74,11 +75,9 @@ class OmniServingChat(OmniErrorsMixin, OpenAIServingChat):  # type: ignore[misc]
     engine_client: OmniEngineClient
 
     def __init__(self, media: ChatMedia, **kwargs: Any) -> None:
-        renderer = copy.copy(kwargs["online_renderer"])
-        self._checks_options = not renderer.trust_request_mm_kwargs
-        # vLLM trusts a request with all options of its processors or with none; we look at each.
-        renderer.trust_request_mm_kwargs = True
-        super().__init__(**{**kwargs, "online_renderer": renderer})
+        made = kwargs["online_renderer"]
+        self._checks_options = not made.trust_request_mm_kwargs
+        super().__init__(**{**kwargs, "online_renderer": ChatRenderer.of(made)})
         self._media = media
         self._scope = RequestScope()
         self._spoken: _Spoken | None = None
@@ -151,8 +150,9 @@ class OmniServingChat(OmniErrorsMixin, OpenAIServingChat):  # type: ignore[misc]
             check_processor_options(request, capabilities.native_inputs)
         options = request.audio or AudioOptions()
         form = find_format(options.format, CHAT_FORMATS, "audio.format")
+        voice = options.voice_name
         if request.audio is not None or Modality.AUDIO in outputs:
-            capabilities.check_voice(options.voice_name, "audio.voice")
+            voice = capabilities.check_voice(voice, "audio.voice")
         inputs = frozenset(part.source.kind for part in parts)
         # The words come with the audio always: they are its transcript and its finish.
         wanted = outputs | {Modality.TEXT}
@@ -160,7 +160,7 @@ class OmniServingChat(OmniErrorsMixin, OpenAIServingChat):  # type: ignore[misc]
         check_list(request.sampling_params_list, pipeline)
         entries = request.sampling_params_list or [None] * len(pipeline.stages)
         apply_to_request(request, entries[self._stage_id], self._stage_id)
-        speech = SpeechParams(voice=options.voice_name, seed=request.seed)
+        speech = SpeechParams(voice=voice, seed=request.seed)
         params: dict[str, object] = {}
         for i, stage in enumerate(pipeline.stages):
             if i == self._stage_id or not (entry := entries[i]):

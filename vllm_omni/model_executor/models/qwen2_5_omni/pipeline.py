@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from pickle import UnpicklingError
 from typing import Final
 
 from vllm_omni.config.pipeline import (
@@ -16,6 +17,7 @@ from vllm_omni.config.pipeline import (
     StageKind,
     Task,
 )
+from vllm_omni.errors import ConfigError
 from vllm_omni.model_executor.models.common.omni_checkpoint import why_silent
 
 _FAMILY: Final = "vllm_omni.model_executor.models.qwen2_5_omni"
@@ -25,6 +27,7 @@ THINKER: Final = StageConfig(
     kind=StageKind.AUTOREGRESSIVE,
     accepts=frozenset({Modality.TEXT, Modality.IMAGE, Modality.AUDIO, Modality.VIDEO}),
     emits=Modality.TEXT,
+    hf_config=f"{_FAMILY}.stage_configs:thinker_config",
     default_params={"max_tokens": 2048},
 )
 
@@ -51,11 +54,33 @@ THINKER_TO_TALKER: Final = Edge(
     capture=Capture(layers=(0, LAST_HIDDEN)),
 )
 
+TOKEN2WAV: Final = StageConfig(
+    name="token2wav",
+    kind=StageKind.ONE_SHOT,
+    emits=Modality.AUDIO,
+    model_class=f"{_FAMILY}.token2wav:Token2Wav",
+    engine_defaults={
+        # Codes of the first chunks, the last number for all later ones; 50 are a second.
+        "chunk_ramp": [24, 36],
+        "dtype": "float32",
+        "load_format": "auto",
+        "num_steps": 10,
+    },
+)
+
+TALKER_TO_TOKEN2WAV: Final = Edge(
+    source="talker",
+    target="token2wav",
+    bridge="vllm_omni.model_executor.models.common.code_stream:CodeFrames",
+    streams=True,
+)
+
 PIPELINE: Final = PipelineConfig(
     model_type="qwen2_5_omni",
-    stages=(THINKER, TALKER),
-    edges=(THINKER_TO_TALKER,),
+    stages=(THINKER, TALKER, TOKEN2WAV),
+    edges=(THINKER_TO_TALKER, TALKER_TO_TOKEN2WAV),
     entries={Task.CHAT: "thinker"},
+    voices=f"{_FAMILY}.pipeline:voice_names",
     variant=f"{_FAMILY}.pipeline:pipeline_of_checkpoint",
 )
 
@@ -73,3 +98,15 @@ def pipeline_of_checkpoint(model_dir: Path) -> PipelineConfig:
         absent={Modality.AUDIO: reason},
         deploy_name="qwen2_5_omni.thinking",
     )
+
+
+def voice_names(model_dir: Path) -> tuple[str, ...]:
+    """The voices of a checkpoint, the default first."""
+    import torch
+
+    path = model_dir / "spk_dict.pt"
+    try:
+        names = torch.load(path, map_location="cpu", weights_only=True).keys()
+    except (OSError, AttributeError, RuntimeError, UnpicklingError) as error:
+        raise ConfigError(f"cannot read the voices {path}: {error}") from error
+    return ("default", *sorted(str(name) for name in names))

@@ -1,5 +1,5 @@
-"""The config of the talker's stage, made of the checkpoint's: the talker's own at its root. Called
-by vLLM, which also calls it with a config of another kind.
+"""Configs of the autoregressive stages, made of the checkpoint's. Called by vLLM, which also calls
+them with a config of another kind.
 """
 
 from __future__ import annotations
@@ -10,10 +10,18 @@ from typing import Any, Final
 import torch
 
 TALKER_ARCHITECTURE: Final = "VllmOmniQwen25OmniTalker"
+THINKER_ARCHITECTURE: Final = "VllmOmniQwen25OmniThinker"
+
+
+def thinker_config(config: Any) -> Any:
+    """The thinker's stage: our class of it."""
+    if getattr(config, "thinker_config", None) is not None:
+        config.architectures = [THINKER_ARCHITECTURE]
+    return config
 
 
 def talker_config(config: Any) -> Any:
-    """The talker's stage."""
+    """The talker's stage: its own config at the root."""
     talker = getattr(config, "talker_config", None)
     if talker is None:
         return config

@@ -105,7 +105,7 @@ def make_tiny(out_dir: Path, seed: int = 0) -> Path:
         spread_weights(model.token2wav.code2wav_bigvgan_model, gain=0.8)
         _keep_to_the_codebook(model, config)
         model.save_pretrained(out_dir)
-        _write_speakers(out_dir, config, mel_frames=40)
+        write_speakers(out_dir, config, mel_frames=40)
     # Random weights seldom choose the end token: bound what a request without a limit writes.
     _write_rest(out_dir, config, {"max_new_tokens": 64})
     return out_dir
@@ -116,12 +116,13 @@ def make_real(out_dir: Path) -> Path:
     config = _config(RELEASED)
     out_dir.mkdir(parents=True, exist_ok=True)
     with seeded(0):
-        _write_speakers(out_dir, config, mel_frames=300)
+        write_speakers(out_dir, config, mel_frames=300)
     _write_rest(out_dir, config, {})
     return out_dir
 
 
-def _write_speakers(out_dir: Path, config: Qwen2_5OmniConfig, mel_frames: int) -> None:
+def write_speakers(out_dir: Path, config: Qwen2_5OmniConfig, mel_frames: int) -> None:
+    """Random voices, in the form of the released ones."""
     import torch
 
     dit = config.token2wav_config.dit_config

@@ -184,7 +184,7 @@ class CodePredictor(nn.Module):
         noise: torch.Tensor,
         is_greedy: torch.Tensor,
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """The codes after the first `[B, groups - 1]` and the sum of their embeddings.
+        """The codes after the first `[B, groups - 1]` and the sum of their embeddings in float32.
 
         Args:
             hidden: what the first code was sampled from, `[B, width]`.
@@ -193,7 +193,7 @@ class CodePredictor(nn.Module):
         """
         kv = hidden.new_empty(len(self.model.layers), 2, hidden.shape[0], *self._kv_shape)
         inputs = torch.stack([hidden, first_embed], dim=1)
-        codes, total, begin = [], torch.zeros_like(first_embed), 0
+        codes, total, begin = [], torch.zeros_like(first_embed, dtype=torch.float32), 0
         for group in range(self.num_groups - 1):
             logits = self.lm_head[group](self.model(inputs, kv, begin))
             code = self._sampler.choose(logits, noise[:, group], is_greedy)

@@ -55,11 +55,32 @@ THINKER_TO_TALKER: Final = Edge(
     ),
 )
 
+CODE2WAV: Final = StageConfig(
+    name="code2wav",
+    kind=StageKind.ONE_SHOT,
+    emits=Modality.AUDIO,
+    model_class=f"{_FAMILY}.code2wav:Code2Wav",
+    engine_defaults={
+        # Codes of the first chunks, the last number for all later ones; 12.5 frames are a second.
+        "chunk_ramp": [1, 2, 4, 8],
+        "dtype": "auto",
+        "load_format": "auto",
+    },
+)
+
+TALKER_TO_CODE2WAV: Final = Edge(
+    source="talker",
+    target="code2wav",
+    bridge="vllm_omni.model_executor.models.common.code_stream:CodeFrames",
+    streams=True,
+)
+
 PIPELINE: Final = PipelineConfig(
     model_type="qwen3_omni_moe",
-    stages=(THINKER, TALKER),
-    edges=(THINKER_TO_TALKER,),
+    stages=(THINKER, TALKER, CODE2WAV),
+    edges=(THINKER_TO_TALKER, TALKER_TO_CODE2WAV),
     entries={Task.CHAT: "thinker"},
+    voices=f"{_FAMILY}.pipeline:voice_names",
     variant=f"{_FAMILY}.pipeline:pipeline_of_checkpoint",
     deploy_name="qwen3_omni",
 )

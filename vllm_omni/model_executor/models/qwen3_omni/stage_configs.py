@@ -7,6 +7,7 @@ from __future__ import annotations
 from typing import Any, Final
 
 TALKER_ARCHITECTURE: Final = "VllmOmniQwen3OmniTalker"
+THINKER_ARCHITECTURE: Final = "VllmOmniQwen3OmniThinker"
 
 _FROM_ROOT: Final = (
     "tts_pad_token_id",
@@ -21,7 +22,10 @@ _FROM_ROOT: Final = (
 def thinker_config(config: Any) -> Any:
     """The thinker's stage: what vLLM's class reads and transformers' config has no field for."""
     thinker = getattr(config, "thinker_config", None)
-    if thinker is not None and not hasattr(thinker.text_config, "tie_word_embeddings"):
+    if thinker is None:
+        return config
+    config.architectures = [THINKER_ARCHITECTURE]
+    if not hasattr(thinker.text_config, "tie_word_embeddings"):
         thinker.text_config.tie_word_embeddings = False
     return config
 

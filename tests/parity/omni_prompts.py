@@ -1,0 +1,146 @@
+"""Prompts of every kind for models that hear and see, and what transformers writes to them."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+import torch
+import transformers
+from numpy.typing import NDArray
+from PIL import Image
+from vllm.multimodal.media.audio import load_audio
+from vllm.multimodal.media.image import ImageMediaIO
+from vllm.multimodal.media.video import VideoMediaIO
+
+from tests.entrypoints.openai.media.clips import mp4, png
+
+NUM_TOKENS: Final = 64
+RATE_HZ: Final = 16000
+_IMAGE: Final = {"type": "image"}
+_AUDIO: Final = {"type": "audio"}
+_VIDEO: Final = {"type": "video"}
+
+
+@dataclass(frozen=True)
+class Question:
+    """One user turn with its media, in order."""
+
+    parts: tuple[Mapping[str, str], ...]
+    images: tuple[Any, ...] = ()
+    audio: tuple[NDArray[np.float32], ...] = ()
+    """Sounds of videos stand in their video's place."""
+    videos: tuple[tuple[NDArray[np.uint8], dict[str, Any]], ...] = ()
+    hears_videos: bool = False
+
+    def prompt(self, text: str) -> dict[str, Any]:
+        """As `Omni.generate` takes it, around the rendered text."""
+        media: dict[str, Any] = {}
+        if self.images:
+            media["image"] = list(self.images)
+        if self.audio:
+            media["audio"] = [(samples, RATE_HZ) for samples in self.audio]
+        if self.videos:
+            media["video"] = list(self.videos)
+        prompt: dict[str, Any] = {"prompt": text}
+        if media:
+            prompt["multi_modal_data"] = media
+        if self.hears_videos:
+            prompt["mm_processor_kwargs"] = {"use_audio_in_video": True}
+        return prompt
+
+
+def _says(text: str) -> Mapping[str, str]:
+    return {"type": "text", "text": text}
+
+
+def _image(index: int, width: int = 64, height: int = 48) -> Image.Image:
+    return Image.open(io.BytesIO(png(width, height, seed=index))).convert("RGB")
+
+
+def _tone(seconds: float, step: float) -> NDArray[np.float32]:
+    wave = 0.1 * np.sin(np.arange(int(RATE_HZ * seconds)) * step)
+    return wave.astype(np.float32)
+
+
+def questions() -> dict[str, Question]:
+    """One question of each kind."""
+    clip = mp4(num_frames=8, rate=4, sound_s=2.0)
+    reader = VideoMediaIO(ImageMediaIO(), video_backend="qwen2_vl")
+    video = reader.load_bytes(clip).media
+    sound, _ = load_audio(io.BytesIO(clip), sr=RATE_HZ, backend="pyav")
+    images, tone = (_image(0), _image(1, 96, 64)), _tone(1.5, 0.06)
+    return {
+        "text": Question((_says("Tell me about the sea."),)),
+        "image": Question((_IMAGE, _says("What is this?")), images[:1]),
+        "images": Question((_IMAGE, _says("And"), _IMAGE, _says("compare.")), images),
+        "audio": Question((_AUDIO, _says("What is said?")), audio=(tone,)),
+        "video": Question((_VIDEO, _says("What happens?")), videos=(video,)),
+        "sounding-video": Question(
+            (_VIDEO, _says("What happens?")), audio=(sound,), videos=(video,), hears_videos=True
+        ),
+        "mixed": Question(
+            (_IMAGE, _says("a"), _AUDIO, _VIDEO, _says("b"), _IMAGE), images, (tone,), (video,)
+        ),
+        "mixed-sounding": Question(
+            (_IMAGE, _VIDEO, _says("a"), _AUDIO, _says("b")),
+            images[:1],
+            (sound, tone),
+            (video,),
+            hears_videos=True,
+        ),
+    }
+
+
+@dataclass
+class Reference:
+    """Processor and thinker of a checkpoint, by transformers."""
+
+    model_dir: Path
+    model_class: str
+    _thinker: Any = field(init=False)
+    _processor: Any = field(init=False)
+
+    def __post_init__(self) -> None:
+        transformers.logging.set_verbosity_error()
+        torch.set_num_threads(2)
+        self._processor = transformers.AutoProcessor.from_pretrained(self.model_dir)
+        whole = getattr(transformers, self.model_class).from_pretrained(
+            self.model_dir, dtype=torch.float32
+        )
+        self._thinker = whole.thinker.eval()
+
+    def text(self, question: Question) -> str:
+        """The turn through the checkpoint's chat template."""
+        turns = [{"role": "user", "content": list(question.parts)}]
+        text: str = self._processor.apply_chat_template(
+            turns, tokenize=False, add_generation_prompt=True
+        )
+        return text
+
+    def answer(self, question: Question) -> tuple[list[int], list[int]]:
+        """Token ids of the prompt, and the greedy ones after it."""
+        options: dict[str, Any] = {}
+        if question.images:
+            options["images"] = list(question.images)
+        if question.audio:
+            options["audio"] = list(question.audio)
+        if question.videos:
+            options["videos"] = [frames for frames, _ in question.videos]
+            options["do_sample_frames"] = False
+            options["use_audio_in_video"] = question.hears_videos
+        inputs = self._processor(text=self.text(question), return_tensors="pt", **options)
+        prompt = inputs["input_ids"][0].tolist()
+        with torch.inference_mode():
+            written = self._thinker.generate(
+                **inputs,
+                use_audio_in_video=question.hears_videos,
+                max_new_tokens=NUM_TOKENS,
+                min_new_tokens=NUM_TOKENS,
+                do_sample=False,
+            )
+        return prompt, written[0, len(prompt) :].tolist()
