@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tests.diffusion.stripes import StripePipeline, WholePipeline
+from vllm_omni.config.diffusion_options import DiffusionEngineArgs
 from vllm_omni.diffusion.engine import DiffusionEngine
 from vllm_omni.diffusion.executor.jobs import Broken, Job, Lane, Result
 from vllm_omni.diffusion.request import DiffusionRequest
@@ -90,7 +91,10 @@ class Bench:
         self.pipeline: Any = pipeline or StripePipeline()
         self.now = 0.0
         self.pipeline.on_step = self._pass_time
-        device, attachments = Device("cpu"), Attachments(self.pipeline.components)
+        device = Device("cpu")
+        attachments = Attachments(
+            self.pipeline.components, self.pipeline.capabilities, DiffusionEngineArgs(), "cpu"
+        )
         self.runner: Any = (
             WholeRunner("dit", self.pipeline, device, attachments)
             if isinstance(self.pipeline, WholePipeline)
