@@ -80,6 +80,10 @@ def platform_of(device: str) -> Platform:
         from vllm_omni.platforms.cpu import CpuPlatform
 
         return CpuPlatform()
+    if device.startswith("cuda"):
+        from vllm_omni.platforms.cuda import CudaPlatform
+
+        return CudaPlatform()
     return current_platform()
 
 
