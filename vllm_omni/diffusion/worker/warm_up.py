@@ -36,6 +36,11 @@ def warm_up_batches(
 
 
 def _sizes(capabilities: Capabilities, sizes: Sequence[str]) -> list[tuple[int | None, int | None]]:
+    if capabilities.self_test:  # made for one size only
+        if sizes:
+            raise ConfigError("compile_sizes: this model compiles for the size of its self-test")
+        test = self_test_request(capabilities)
+        return [(test.width, test.height)]
     if not sizes:
         width, height = capabilities.defaults.get("width"), capabilities.defaults.get("height")
         assert isinstance(width, int | None), "a default is checked by its family's test"
