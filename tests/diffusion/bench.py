@@ -38,6 +38,8 @@ class TurnExecutor:
         self.runner = runner
         self.jobs: dict[Lane, Job] = {}
         self.log: list[Job] = []
+        self.hanging: set[Lane] = set()
+        """Lanes whose job does not end."""
         self._results: deque[Result] = deque()
         self._busy: set[Lane] = set()
         self._done: set[Lane] = set()
@@ -52,7 +54,7 @@ class TurnExecutor:
         return lane not in self._busy
 
     def turn(self) -> None:
-        for lane in list(self.jobs):
+        for lane in [lane for lane in self.jobs if lane not in self.hanging]:
             job = self.jobs.pop(lane)
             self._done.add(lane)
             try:

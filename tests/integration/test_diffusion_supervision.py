@@ -140,6 +140,12 @@ async def test_one_of_two_dies_and_nobody_notices() -> None:
     assert attempts == [1, 1, 2, 2]
 
 
+async def _figures(client: DiffusionClient) -> object:
+    """Asked in the client's own loop."""
+    call = client.call_utility_async("figures")
+    return await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(call, client._loop))
+
+
 async def test_progress_several_pictures_leaving_and_refusals() -> None:
     launcher = StripeLauncher()
     async with server(launcher, 1) as omni:
@@ -148,7 +154,7 @@ async def test_progress_several_pictures_leaving_and_refusals() -> None:
         async with aclosing(stream):
             await anext(stream)
         after = await draw(omni, "next")
-        figures = await launcher.started[0].call_utility_async("figures")
+        figures = await _figures(launcher.started[0])
         with pytest.raises(BadRequestError) as caught:
             await draw(omni, "a", height=40, width=32)
 
