@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tests.diffusion.stripes import StripePipeline, WholePipeline
+from vllm_omni.config.diffusion_options import DiffusionEngineArgs
 from vllm_omni.diffusion.engine import DiffusionEngine
 from vllm_omni.diffusion.executor.jobs import Broken, Job, Lane, Result
 from vllm_omni.diffusion.request import DiffusionRequest
@@ -37,6 +38,8 @@ class TurnExecutor:
         self.runner = runner
         self.jobs: dict[Lane, Job] = {}
         self.log: list[Job] = []
+        self.hanging: set[Lane] = set()
+        """Lanes whose job does not end."""
         self._results: deque[Result] = deque()
         self._busy: set[Lane] = set()
         self._done: set[Lane] = set()
@@ -51,7 +54,7 @@ class TurnExecutor:
         return lane not in self._busy
 
     def turn(self) -> None:
-        for lane in list(self.jobs):
+        for lane in [lane for lane in self.jobs if lane not in self.hanging]:
             job = self.jobs.pop(lane)
             self._done.add(lane)
             try:
@@ -90,7 +93,10 @@ class Bench:
         self.pipeline: Any = pipeline or StripePipeline()
         self.now = 0.0
         self.pipeline.on_step = self._pass_time
-        device, attachments = Device("cpu"), Attachments(self.pipeline.components)
+        device = Device("cpu")
+        attachments = Attachments(
+            self.pipeline.components, self.pipeline.capabilities, DiffusionEngineArgs(), "cpu"
+        )
         self.runner: Any = (
             WholeRunner("dit", self.pipeline, device, attachments)
             if isinstance(self.pipeline, WholePipeline)

@@ -325,3 +325,19 @@ def test_figures_say_how_much_there_is_to_do() -> None:
     before = figures["progress"]
     bench.turn(2)
     assert bench.engine.figures()["progress"] > before
+
+
+def test_a_lane_that_hangs_is_no_progress_though_the_other_one_goes_on(bench: Bench) -> None:
+    bench.add("stuck", num_inference_steps=50)
+    bench.turn(3)
+    bench.executor.hanging.add(Lane.DENOISE)
+    bench.turn(2)
+    before = bench.engine.figures()["progress"]
+    bench.engine.abort(["stuck"])
+    for name in "abc":
+        bench.add(name)
+        bench.turn()
+
+    figures = bench.engine.figures()
+    assert figures["progress"] == before
+    assert figures["num_runnable"] > 0

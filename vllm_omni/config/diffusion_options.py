@@ -28,17 +28,19 @@ class DiffusionEngineArgs:
     """Decode in tiles, which blend at their borders. `auto`: only when memory ran out."""
     vae_slicing: Literal["on", "off"] = "off"
     """Decode the parts of a batch one after another."""
-    offload: Literal["none", "group", "model"] = "none"
-    """Keep weights in host memory. `group`: groups of layers come to the GPU in turn. `model`:
-    whole components do."""
-    step_cache: Literal["none", "first_block", "taylorseer"] = "none"
+    offload: Literal["none", "group"] = "none"
+    """`group`: weights stay in host memory, and groups of layers come to the GPU in turn."""
+    step_cache: Literal["none", "first_block"] = "none"
     """Skip computation between steps. The stage then runs one request per forward."""
     step_cache_threshold: float = 0.08
-    """`first_block`: the relative change below which the rest of a step is taken from the cache."""
+    """The relative change of the first block below which the rest of a step is taken from the
+    cache: for requests without `quality`; half of it for `high`, never for `lossless`."""
     lora_modules: Mapping[str, str] = field(default_factory=dict)
     """LoRA adapters by name: path of a folder or a safetensors file."""
     conditioning_cache_bytes: int = 256 * 1024 * 1024
     """Most memory that encoded prompts may hold after their requests; 0: none are kept."""
+    compile_sizes: tuple[str, ...] = ()
+    """Sizes `WIDTHxHEIGHT` compiled for before the replica is ready; empty: the model's own."""
     max_prepared: int | None = None
     """Requests that may be encoded and hold latents at once; None: twice `max_batch_size`."""
 

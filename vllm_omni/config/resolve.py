@@ -31,6 +31,11 @@ from vllm_omni.version import check_vllm
 SHIPPED: Final = "vllm_omni.deploy"
 """Package with the verified deploy YAMLs, `NAME.yaml` or `NAME.PLATFORM.yaml`."""
 
+_KIND_DEFAULTS: Final[Mapping[StageKind, Mapping[str, object]]] = {
+    # One decode of a long video, or compiling for a new size, is one piece of work.
+    StageKind.DIFFUSION: {"stall_timeout_s": 300.0},
+}
+
 Values = dict[tuple[str, ...], object]
 T = TypeVar("T")
 
@@ -108,6 +113,8 @@ def shipped_deploy(name: str, device_type: str) -> Path | None:
 
 def _family_settings(pipeline: PipelineConfig) -> Iterator[Setting]:
     for stage in pipeline.stages:
+        for name, value in _KIND_DEFAULTS.get(stage.kind, {}).items():
+            yield Setting((STAGES, stage.name, name), value, f"stage kind ({stage.kind})")
         for name, value in stage.engine_defaults.items():
             yield Setting((STAGES, stage.name, name), value, f"model ({pipeline.model_type})")
 

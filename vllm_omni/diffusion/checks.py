@@ -100,7 +100,8 @@ def make_request(
 
 def _check_params(params: OmniDiffusionSamplingParams, capabilities: Capabilities) -> None:
     for name in _OPTIONAL:
-        if getattr(params, name) not in (None, {}) and name not in capabilities.params:
+        known = name in capabilities.params or (name == "lora" and capabilities.loads_lora)
+        if getattr(params, name) not in (None, {}) and not known:
             raise BadRequestError(f"this model has no {name}", field=name)
     if params.preview_interval is not None and not capabilities.has_preview:
         raise BadRequestError("this model has no previews", field="preview_interval")

@@ -16,6 +16,7 @@ from vllm_omni.diffusion.executor.base import Executor
 from vllm_omni.diffusion.executor.jobs import (
     Broken,
     Decode,
+    Job,
     Lane,
     Made,
     Prepare,
@@ -68,8 +69,11 @@ class DiffusionEngine:
         self._deadlines: list[tuple[float, str]] = []
         """A heap; entries of requests that are over stay until they come up."""
         self._outputs: list[StageOutput] = []
-        self._num_done = 0
-        """Jobs and steps of runs that have ended."""
+        self._running: dict[Lane, int] = {}
+        """Which job each busy lane has, by its number."""
+        self._num_jobs = 0
+        self._num_progressed = 0
+        """Steps that whole runs reported."""
 
     def __repr__(self) -> str:
         return f"<DiffusionEngine {self._stage} {self._table!r}>"
@@ -97,13 +101,15 @@ class DiffusionEngine:
     def figures(self) -> Mapping[str, float]:
         """For the heartbeat; called in another thread."""
         num_begun = self._table.num_begun
+        running = list(self._running.values())
+        # By the oldest running job, so that a lane which hangs shows beside one that goes on.
         return {
             **self._executor.figures(),
             "num_running": num_begun,
             "num_waiting": self._table.num_waiting,
             "num_requests": len(self._requests),
-            "progress": self._num_done,
-            "num_runnable": num_begun,
+            "progress": min(running, default=self._num_jobs) + self._num_progressed,
+            "num_runnable": max(num_begun, len(running)),
         }
 
     def add(
@@ -137,6 +143,8 @@ class DiffusionEngine:
         """
         for result in self._executor.take_results():
             self._take(result)
+        for lane in [lane for lane in self._running if self._executor.is_idle(lane)]:
+            del self._running[lane]
         self._drop_late()
         self._feed_denoise()
         self._feed_media()
@@ -151,7 +159,6 @@ class DiffusionEngine:
         return outputs
 
     def _take(self, result: Result) -> None:
-        self._num_done += 1
         match result:
             case Prepared():
                 self._on_prepared(result)
@@ -160,6 +167,7 @@ class DiffusionEngine:
                     self._on_stepped(request_id, result.failures.get(request_id))
             case Progressed(request_id, step, num_steps):
                 item = self._table.get(request_id)
+                self._num_progressed += 1
                 if item is not None:
                     item.step, item.num_steps = step, num_steps
                     self._report_progress(item)
@@ -238,12 +246,12 @@ class DiffusionEngine:
             if item is not None:
                 self._table.begin(item, Phase.STEPPING)
                 request = self._requests[item.request_id].request
-                self._executor.submit(Lane.DENOISE, Run(request))
+                self._submit(Lane.DENOISE, Run(request))
             return
         batch = self._table.take_batch()
         if batch:
             ids = tuple(item.request_id for item in batch)
-            self._executor.submit(Lane.DENOISE, Step(ids))
+            self._submit(Lane.DENOISE, Step(ids))
 
     def _feed_media(self) -> None:
         if self._mode is ExecutionMode.REQUEST or not self._executor.is_idle(Lane.MEDIA):
@@ -255,13 +263,18 @@ class DiffusionEngine:
         match kind:
             case MediaWork.PREPARE:
                 self._table.begin(item, Phase.PREPARING)
-                self._executor.submit(Lane.MEDIA, Prepare(self._requests[item.request_id].request))
+                self._submit(Lane.MEDIA, Prepare(self._requests[item.request_id].request))
             case MediaWork.PREVIEW:
                 item.preview_step = item.step
-                self._executor.submit(Lane.MEDIA, Preview(item.request_id))
+                self._submit(Lane.MEDIA, Preview(item.request_id))
             case MediaWork.DECODE:
                 item.phase = Phase.DECODING
-                self._executor.submit(Lane.MEDIA, Decode(item.request_id))
+                self._submit(Lane.MEDIA, Decode(item.request_id))
+
+    def _submit(self, lane: Lane, job: Job) -> None:
+        self._num_jobs += 1
+        self._running[lane] = self._num_jobs
+        self._executor.submit(lane, job)
 
     def _drop_late(self) -> None:
         now = self._clock()

@@ -33,8 +33,6 @@ def run_diffusion(
     spec = shell.spec
     shell.progress("loading the pipeline")
     worker = Worker(spec, shell.progress)
-    shell.progress("testing the pipeline")
-    worker.runner.self_test()
     with contextlib.ExitStack() as stack:
         replica = DiffusionReplica(spec, command_address, report_address)
         stack.callback(replica.close)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from typing import Any
 
 from vllm_omni.diffusion.checks import make_request
@@ -14,8 +15,12 @@ from vllm_omni.inputs.prompt import OmniPrompt
 class DiffusionPreparer:
     """Validates what is to be made; the prompt itself goes on unchanged."""
 
-    def __init__(self, stage: str, capabilities: Capabilities) -> None:
+    def __init__(
+        self, stage: str, capabilities: Capabilities, adapters: Collection[str] = ()
+    ) -> None:
+        """`adapters` are the names of the LoRA adapters that the replicas load."""
         self._stage = stage
+        self._adapters = tuple(sorted(adapters))
         self.capabilities = capabilities
 
     async def prepare(
@@ -31,6 +36,9 @@ class DiffusionPreparer:
                 f"{type(params).__name__}",
                 field="sampling_params",
             )
+        if params.lora is not None and params.lora not in self._adapters:
+            known = ", ".join(self._adapters) or "none"
+            raise BadRequestError(f"no adapter {params.lora!r}; known: {known}", field="lora")
         make_request(request_id, prompt, params, self.capabilities)
         return prompt
 

@@ -6,7 +6,7 @@ Imports an engine only when a stage needs it.
 from __future__ import annotations
 
 import importlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from vllm_omni.config.deploy import ResolvedConfig, ResolvedStage
 from vllm_omni.config.pipeline import Modality, StageKind
@@ -94,7 +94,9 @@ def make_preparer(stage: ResolvedStage, config: ResolvedConfig) -> StagePreparer
         from vllm_omni.engine.diffusion_preparer import DiffusionPreparer
 
         capabilities = load_capabilities(stage.config.capabilities, stage.model_dir)
-        return DiffusionPreparer(stage.config.name, capabilities)
+        adapters = stage.deploy.engine_args.get("lora_modules", {})
+        assert isinstance(adapters, Mapping), "it is checked when it is read"
+        return DiffusionPreparer(stage.config.name, capabilities, adapters)
     if stage.config.kind is StageKind.ONE_SHOT and stage.config.emits is Modality.AUDIO:
         return SpeechPreparer(stage.config.name, voices_of(config), config.limits.max_speech_chars)
     raise ConfigError(f"stage {stage.config.name!r}: {stage.config.kind} stages take no requests")

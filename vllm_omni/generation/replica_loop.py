@@ -210,7 +210,8 @@ class ReplicaLoop(abc.ABC):
             return dict(self.engine.figures())
         if method == "is_sleeping" and not args:
             return False
-        raise BadRequestError(f"stage {self._spec.stage} ({self._spec.kind}) has no {method!r}")
+        kind = self._spec.kind.replace("_", "-")
+        raise BadRequestError(f"stage {self._spec.stage} ({kind}) has no {method!r}")
 
     def _report(self, outputs: Sequence[StageOutput]) -> None:
         if outputs:

@@ -47,6 +47,10 @@ class Platform(Protocol):
     def using(self, device: str) -> AbstractContextManager[object]:
         """Around what a thread computes on a device, so that it goes to that one."""
 
+    def limit_memory(self, device: str, fraction: float) -> None:
+        """Have this process's allocations through PyTorch fail beyond a share of the device's
+        memory. Nothing where other processes need no such guard."""
+
     def fence(self, device: str) -> Callable[[], None]:
         """Mark what this process has put on a device so far; the answer waits for it."""
 
@@ -76,6 +80,10 @@ def platform_of(device: str) -> Platform:
         from vllm_omni.platforms.cpu import CpuPlatform
 
         return CpuPlatform()
+    if device.startswith("cuda"):
+        from vllm_omni.platforms.cuda import CudaPlatform
+
+        return CudaPlatform()
     return current_platform()
 
 

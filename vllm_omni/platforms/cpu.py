@@ -35,6 +35,9 @@ class CpuPlatform:
     def using(self, device: str) -> AbstractContextManager[object]:
         return nullcontext()
 
+    def limit_memory(self, device: str, fraction: float) -> None:
+        """The kernel shares it out."""
+
     def fence(self, device: str) -> Callable[[], None]:
         return _nothing
 

@@ -51,6 +51,12 @@ class CudaPlatform:
         context: AbstractContextManager[object] = torch.cuda.device(device)
         return context
 
+    def limit_memory(self, device: str, fraction: float) -> None:
+        import torch
+
+        if device != "cpu":
+            torch.cuda.set_per_process_memory_fraction(fraction, device)
+
     def fence(self, device: str) -> Callable[[], None]:
         import torch
 

@@ -17,7 +17,8 @@ from typing import Final
 from vllm_omni.diffusion.executor.jobs import Broken, Job, Lane, Progressed, Result
 from vllm_omni.diffusion.worker.model_runner import ModelRunner
 
-_JOIN_S: Final = 5.0
+_JOIN_S: Final = 1.0
+"""Longest wait for a running job at the end; the process takes it along."""
 
 
 class InProcessExecutor:

@@ -76,6 +76,8 @@ class PipelineContext:
     """`cpu` or `cuda:0`."""
     dtype: torch.dtype
     """Of denoiser and text encoders; a VAE that needs more precision says so itself."""
+    weights_on_host: bool = False
+    """The modules stay on the CPU when they are loaded: they are brought to the device in parts."""
     load_format: str = "auto"
     """`auto`: the folder's weights. `dummy`: random weights of the configured shapes."""
 

@@ -64,7 +64,7 @@ def load_reference(
         try:
             pipeline = pipeline_class.from_pretrained(
                 context.model_dir, dtype=dtypes, local_files_only=True
-            ).to(context.device)
+            ).to("cpu" if context.weights_on_host else context.device)
         except (OSError, ValueError, KeyError) as error:
             reason = str(error).strip().splitlines()
             raise ConfigError(

@@ -28,6 +28,10 @@ class Device:
         with self._platform.using(self.name), torch.inference_mode():
             yield
 
+    def limit_memory(self, fraction: float) -> None:
+        """Have allocations beyond this share of the device's memory fail."""
+        self._platform.limit_memory(self.name, fraction)
+
     def fence(self) -> Callable[[], None]:
         """Mark what was put on the device so far; the answer waits for it."""
         return self._platform.fence(self.name)

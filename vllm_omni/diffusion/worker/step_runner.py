@@ -72,8 +72,10 @@ class StepRunner(ModelRunner):
         }
 
     def drop(self, request_ids: Iterable[str]) -> None:
-        for request_id in request_ids:
+        ids = list(request_ids)
+        for request_id in ids:
             self._states.pop(request_id, None)
+        self._attachments.forget(ids)
 
     def _run(self, job: Job, report: Report) -> Result:
         match job:
@@ -89,13 +91,24 @@ class StepRunner(ModelRunner):
                 raise AssertionError("this pipeline has steps")
 
     def _self_test(self) -> None:
-        request = self_test_request(self._pipeline.capabilities)
-        [conditioning] = self._pipeline.encode([request])
-        state = self._pipeline.prepare(request, conditioning)
-        self._denoise([state])
-        check_finite(state.latents)
-        [pixels] = self._pipeline.decode([state])
+        self._try([self_test_request(self._pipeline.capabilities)])
+
+    def warm_up(self, requests: Sequence[DiffusionRequest]) -> None:
+        """Run one forward of these together, and make the first one's pixels."""
+        with self._device.computing():
+            self._try(requests)
+
+    def _try(self, requests: Sequence[DiffusionRequest]) -> None:
+        conditionings = self._pipeline.encode(requests)
+        states = [
+            self._pipeline.prepare(request, conditioning)
+            for request, conditioning in zip(requests, conditionings, strict=True)
+        ]
+        self._denoise(states)
+        check_finite(states[0].latents)
+        [pixels] = self._pipeline.decode(states[:1])
         checked_pixels(pixels)
+        self.drop([request.request_id for request in requests])
 
     def _prepare(self, request: DiffusionRequest) -> Prepared:
         request_id = request.request_id
@@ -122,7 +135,9 @@ class StepRunner(ModelRunner):
     def _step(self, request_ids: Sequence[str]) -> Stepped:
         states = [s for i in request_ids if (s := self._states.get(i)) is not None]  # else dropped
         errors = step_apart(self._denoise, states) if states else {}
-        self.drop(errors)
+        for request_id in errors:
+            self._states.pop(request_id, None)
+        self._attachments.forget(i for i in request_ids if i not in self._states)
         failures = {i: self._failure(i, error) for i, error in errors.items()}
         return Stepped(tuple(request_ids), failures)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Callable
+from typing import Final
 
 from vllm_omni.config.diffusion_options import DiffusionEngineArgs
 from vllm_omni.diffusion.models.interface import (
@@ -13,13 +14,16 @@ from vllm_omni.diffusion.models.interface import (
     RequestPipeline,
     StepPipeline,
 )
-from vllm_omni.diffusion.worker.attachments import Attachments
+from vllm_omni.diffusion.worker.attachments import Attachments, check_offload
 from vllm_omni.diffusion.worker.device import Device
 from vllm_omni.diffusion.worker.model_runner import ModelRunner
 from vllm_omni.diffusion.worker.step_runner import StepRunner
+from vllm_omni.diffusion.worker.warm_up import warm_up_batches
 from vllm_omni.diffusion.worker.whole_runner import WholeRunner
 from vllm_omni.engine.replica_spec import ReplicaSpec
 from vllm_omni.errors import ConfigError
+
+MAX_BATCH_SIZE: Final = 256
 
 
 class Worker:
@@ -37,12 +41,24 @@ class Worker:
                 f"{', '.join(spec.devices)}"
             )
         device = Device(spec.devices[0])
+        if spec.memory_fraction is not None:
+            device.limit_memory(spec.memory_fraction)
+        check_offload(args, device.name)
         pipeline = load_pipeline(spec, device, args)
         self.capabilities: Capabilities = pipeline.capabilities
-        attachments = Attachments(pipeline.components)
-        self.max_batch_size = spec.max_batch_size
+        attachments = Attachments(pipeline.components, self.capabilities, args, device.name)
+        self.max_batch_size = min(spec.max_batch_size, attachments.max_batch_size or MAX_BATCH_SIZE)
         self.max_prepared = args.max_prepared or 2 * self.max_batch_size
         self.runner = make_runner(spec.stage, pipeline, device, attachments, args)
+        progress("testing the pipeline")
+        self.runner.self_test()
+        if attachments.compiles and isinstance(self.runner, StepRunner):
+            batches = warm_up_batches(self.capabilities, args.compile_sizes, self.max_batch_size)
+            for i, batch in enumerate(batches):
+                progress(f"compiling the pipeline ({i + 1} of {len(batches)})")
+                self.runner.warm_up(batch)
+        elif args.compile_sizes:
+            raise ConfigError("compile_sizes: this replica compiles nothing")
 
 
 def load_pipeline(
@@ -65,6 +81,7 @@ def load_pipeline(
             model_dir=spec.model_dir,
             device=device.name,
             dtype=device.dtype(args.dtype),
+            weights_on_host=args.offload != "none",
             load_format=args.load_format,
         )
     )
