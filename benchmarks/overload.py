@@ -15,6 +15,7 @@ import base64
 import json
 import statistics
 import sys
+import tempfile
 import time
 from collections import Counter
 from contextlib import suppress
@@ -71,7 +72,10 @@ def main() -> int:
     body = json.dumps(request).encode()
     flags = ["--max-in-flight", str(MAX_IN_FLIGHT)]
     try:
-        with serve(options.model, Path("overload.log"), flags) as server:
+        with (
+            tempfile.TemporaryDirectory() as folder,
+            serve(options.model, Path(folder) / "server.log", flags) as server,
+        ):
             port = int(server.url.rpartition(":")[2])
             figures = asyncio.run(burst(port, options.burst, body))
     except ServerError as error:
