@@ -187,6 +187,20 @@ async def test_a_port_in_use_is_one_clear_line(args: Namespace) -> None:
 
 
 @pytest.mark.filterwarnings("ignore::ResourceWarning")  # vLLM leaves the unbound socket to the GC
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [("port", 99999), ("port", -1), ("host", "a..b"), ("host", "x" * 300), ("uds", "/x" * 99)],
+)
+async def test_what_cannot_be_listened_on_is_one_clear_line(
+    args: Namespace, field: str, value: object
+) -> None:
+    setattr(args, field, value)
+    with pytest.raises(ConfigError, match=r"^cannot listen on .*: (?!None)."):
+        await serve(args, fake_config(speaking_pipeline()))
+    gc.collect()
+
+
+@pytest.mark.filterwarnings("ignore::ResourceWarning")  # vLLM leaves the unbound socket to the GC
 async def test_the_port_is_taken_while_the_stages_start(
     args: Namespace, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -94,9 +94,11 @@ def _bind(args: Namespace) -> tuple[str, socket.socket]:
         # Until a socket listens, any other that may share its address could bind it too.
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 0)
         return address, sock
-    except OSError as exc:
+    except (OSError, OverflowError, UnicodeError) as exc:
+        # A port beyond all ports, a host name with letters of no host name, a long path.
         where = args.uds or f"{args.host or '0.0.0.0'}:{args.port}"
-        raise ConfigError(f"cannot listen on {where}: {exc.strerror}") from None
+        why = getattr(exc, "strerror", None) or exc
+        raise ConfigError(f"cannot listen on {where}: {why}") from None
     except KeyError as exc:
         raise ConfigError(str(exc.args[0])) from None
 
