@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import functools
 import io
+import math
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
     from fastapi import Request
     from numpy.typing import NDArray
     from vllm.config.speech_to_text import SpeechToTextParams
+    from vllm.entrypoints.speech_to_text.base.serving import SpeechToTextSegment
     from vllm.inputs import PromptType
     from vllm.model_executor.models.interfaces import SupportsTranscription
 
@@ -36,6 +38,8 @@ class OmniServingTranscription(OmniErrorsMixin, OpenAIServingTranscription):  # 
     """One instance serves; a shallow copy of it is bound to each request."""
 
     engine_client: OmniEngineClient
+    _duration_s = math.inf
+    """Of the recording, in a bound copy."""
 
     def __init__(
         self, limits: AudioLimits, *, settings: Mapping[str, object], **kwargs: Any
@@ -83,6 +87,19 @@ class OmniServingTranscription(OmniErrorsMixin, OpenAIServingTranscription):  # 
         if not self.model_cls.supports_segment_timestamp:
             return False
         return len(self.tokenizer.encode("<|0.00|>", add_special_tokens=False)) == 1
+
+    async def _preprocess_speech_to_text(self, *args: Any, **kwargs: Any) -> Any:
+        prompts, duration_s, starts_s = await super()._preprocess_speech_to_text(*args, **kwargs)
+        self._duration_s = duration_s
+        return prompts, duration_s, starts_s
+
+    def _get_verbose_segments(self, *args: Any, **kwargs: Any) -> list[SpeechToTextSegment]:
+        """Segments within the recording: a recogniser's window is longer, and so may its times."""
+        segments: list[SpeechToTextSegment] = super()._get_verbose_segments(*args, **kwargs)
+        for segment in segments:
+            segment.start = min(segment.start, self._duration_s)
+            segment.end = min(segment.end, self._duration_s)
+        return segments
 
     def _decode_and_chunk_speech(
         self, audio_data: bytes
