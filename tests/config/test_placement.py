@@ -64,6 +64,11 @@ def test_every_replica_counts(model_dir: Path):
         placed(model_dir, "mouth.memory_fraction=0.4", "mouth.num_replicas=3")
 
 
+def test_many_replicas_are_counted_in_one_short_line(model_dir: Path):
+    with refused(r"\(mind\) \+ 400 times 0\.5 \(mouth\) = 200"):
+        placed(model_dir, "mouth.memory_fraction=0.5", "mouth.num_replicas=400")
+
+
 def test_one_flag_for_all_stages_of_a_device_is_added_up_too(model_dir: Path):
     with refused(r"cuda:0: 0\.8 \(ears\) \+ 0\.8 \(mind\) = 1\.6"):
         resolve(model_dir, cli={"gpu_memory_utilization": 0.8}, platform=ONE_GPU)

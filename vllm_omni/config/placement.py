@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from typing import Final
 
@@ -19,6 +19,8 @@ _WEIGHTS: Final = {StageKind.AUTOREGRESSIVE: 4, StageKind.DIFFUSION: 4, StageKin
 _PARALLEL_SIZES: Final = ("tensor_parallel_size", "pipeline_parallel_size")
 KV_BYTES: Final = "kv_cache_memory_bytes"
 _UTILIZATION: Final = "gpu_memory_utilization"
+_MAX_SHOWN: Final = 4
+"""Replicas of a stage that a sum shows one by one."""
 _LEAST_SHARE: Final = 0.01
 _ROUNDING: Final = 1e-6
 
@@ -180,7 +182,13 @@ def _check_sum(device: str, claims: list[tuple[str, float]], budget: float | Non
         fault = "which leaves too little for the other stages on it"
     else:
         return
-    shown = " + ".join(f"{share:.3g} ({name})" for name, share in claims if share)
+    counted = Counter((name, share) for name, share in claims if share)
+    shown = " + ".join(
+        " + ".join([f"{share:.3g} ({name})"] * num)
+        if num <= _MAX_SHOWN
+        else f"{num} times {share:.3g} ({name})"
+        for (name, share), num in counted.items()
+    )
     raise PlacementError(
         f"memory fractions on {device}: {shown} = {total:.3g}, {fault}; "
         "lower stages.NAME.memory_fraction or use other devices"
