@@ -200,6 +200,24 @@ async def test_what_cannot_be_listened_on_is_one_clear_line(
     gc.collect()
 
 
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"ssl_keyfile": "key.pem"}, "^--ssl-keyfile needs --ssl-certfile$"),
+        ({"ssl_ca_certs": "ca.pem"}, "^--ssl-ca-certs needs --ssl-certfile$"),
+        ({"enable_ssl_refresh": True}, "^--enable-ssl-refresh needs --ssl-certfile$"),
+        ({"ssl_certfile": "nowhere.pem"}, "^--ssl-certfile: no file 'nowhere.pem'$"),
+        ({"ssl_certfile": __file__}, f"^no TLS with --ssl-certfile {__file__}: "),
+    ],
+)
+async def test_certificates_are_read_before_any_stage_starts(
+    args: Namespace, fields: dict[str, object], message: str
+) -> None:
+    vars(args).update(fields)
+    with pytest.raises(ConfigError, match=message):
+        await serve(args, fake_config(speaking_pipeline()))
+
+
 @pytest.mark.filterwarnings("ignore::ResourceWarning")  # vLLM leaves the unbound socket to the GC
 async def test_the_port_is_taken_while_the_stages_start(
     args: Namespace, monkeypatch: pytest.MonkeyPatch

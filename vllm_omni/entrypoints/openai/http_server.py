@@ -5,12 +5,15 @@ from __future__ import annotations
 import asyncio
 import logging
 import socket
+import ssl
 from argparse import Namespace
 from collections.abc import Awaitable, Callable
+from pathlib import Path
 from typing import Any, Final
 
 import uvicorn
 from fastapi import FastAPI
+from uvicorn.config import create_ssl_context
 from vllm import envs
 from vllm.entrypoints.launchers.launcher import NoSignalServer
 from vllm.entrypoints.launchers.utils.server_utils import get_uvicorn_log_config
@@ -19,12 +22,47 @@ from vllm.entrypoints.launchers.utils.ssl import SSLCertRefresher
 from vllm_omni.entrypoints.openai.draining import Drain, DrainMiddleware
 from vllm_omni.entrypoints.openai.http_protocol import BoundedHttpProtocol
 from vllm_omni.entrypoints.openai.stop_signals import StopSignals
+from vllm_omni.errors import ConfigError
 
 logger = logging.getLogger(__name__)
 _FLUSH_S: Final = 2
 """Seconds for the last answers to leave once nothing runs any more."""
 _END_S: Final = 5.0
 """Seconds for replicas and sockets to close after the drain; then the process is ended."""
+
+
+def check_certificates(args: Namespace) -> None:
+    """Read the files of TLS before anything slow.
+
+    Raises:
+        ConfigError: they cannot be used, or nothing would come of them.
+    """
+    files = {
+        "--ssl-certfile": args.ssl_certfile,
+        "--ssl-keyfile": args.ssl_keyfile,
+        "--ssl-ca-certs": args.ssl_ca_certs,
+    }
+    if not args.ssl_certfile:
+        for flag, value in (*files.items(), ("--enable-ssl-refresh", args.enable_ssl_refresh)):
+            if value:
+                raise ConfigError(f"{flag} needs --ssl-certfile")
+        return
+    for flag, path in files.items():
+        if path and not Path(path).is_file():
+            raise ConfigError(f"{flag}: no file {path!r}")
+    try:
+        create_ssl_context(
+            args.ssl_certfile,
+            args.ssl_keyfile,
+            password=None,
+            ssl_version=ssl.PROTOCOL_TLS_SERVER,
+            cert_reqs=args.ssl_cert_reqs,
+            ca_certs=args.ssl_ca_certs,
+            ciphers=args.ssl_ciphers,
+        )
+    except (OSError, ValueError) as exc:
+        given = ", ".join(f"{flag} {path}" for flag, path in files.items() if path)
+        raise ConfigError(f"no TLS with {given}: {exc}") from None
 
 
 async def serve_app(

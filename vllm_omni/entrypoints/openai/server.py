@@ -14,7 +14,7 @@ from vllm.entrypoints.launchers.launcher import setup_server
 from vllm_omni.config.deploy import ResolvedConfig
 from vllm_omni.config.pipeline import Task
 from vllm_omni.entrypoints.openai.app import build_omni_app
-from vllm_omni.entrypoints.openai.http_server import serve_app
+from vllm_omni.entrypoints.openai.http_server import check_certificates, serve_app
 from vllm_omni.entrypoints.openai.media.pool import MediaPool
 from vllm_omni.entrypoints.openai.stop_signals import StopSignals
 from vllm_omni.entrypoints.openai.videos.files import data_folder
@@ -45,6 +45,7 @@ async def serve(
     Raises:
         OmniError: it cannot start; the command line prints its one line.
     """
+    check_certificates(args)
     address, sock = _bind(args)
     with contextlib.ExitStack() as resources, sock, StopSignals() as stop:
         store = _video_store(args, config, data_dir)
