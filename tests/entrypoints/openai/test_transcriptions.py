@@ -121,6 +121,7 @@ async def test_the_official_client_reads_it(rig: Rig) -> None:
         (b"", {}, "file"),
         (b"no audio", {}, "file"),
         (RECORDING[:20000], {}, "file"),
+        (base64.b64decode(wav_base64(100)), {}, "file"),
         (b"RIFF" + b"\0" * 60, {}, "file"),
         (bytes(200_001), {}, "file"),
         (base64.b64decode(wav_base64(41 * 2000, 2000)), {}, "file"),

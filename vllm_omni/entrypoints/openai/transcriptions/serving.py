@@ -15,7 +15,7 @@ from vllm.entrypoints.speech_to_text.transcription.protocol import (
 )
 from vllm.entrypoints.speech_to_text.transcription.serving import OpenAIServingTranscription
 
-from vllm_omni.engine.ar_speech import DECODER_PROMPT, with_decoder_prompt
+from vllm_omni.engine.ar_speech import DECODER_PROMPT, MIN_AUDIO_S, with_decoder_prompt
 from vllm_omni.entrypoints.openai.engine_client import OmniEngineClient
 from vllm_omni.entrypoints.openai.media.decode import AudioLimits, decode_audio
 from vllm_omni.entrypoints.openai.media.sources import EncodedMedia
@@ -108,6 +108,8 @@ class OmniServingTranscription(OmniErrorsMixin, OpenAIServingTranscription):  # 
         import soundfile
 
         audio = decode_audio(EncodedMedia(audio_data, "file"), self.limits)
+        if len(audio.samples) < MIN_AUDIO_S * audio.sample_rate_hz:
+            raise BadRequestError(f"the recording is shorter than {MIN_AUDIO_S} s", field="file")
         buffer = io.BytesIO()
         soundfile.write(buffer, audio.samples, audio.sample_rate_hz, format="WAV", subtype="FLOAT")
         chunks, duration_s = super()._decode_and_chunk_speech(buffer.getvalue())
