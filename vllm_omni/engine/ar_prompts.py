@@ -95,6 +95,9 @@ class PromptProcessor:
             # give different media one id, and the core would take one's encoding for the other's.
             self.renderer.api_process_rank = next(_RENDERER_RANKS)
             self.input_processor = InputProcessor(vllm_config, self.renderer)
+            if (processor := self.renderer.mm_processor) is not None:
+                # vLLM's default is torchaudio, whose builds ask for CUDA; soxr is what we ship.
+                processor.info.data_parser.audio_resampler.method = "soxr"
         except (ValueError, OSError) as error:
             raise ConfigError(f"stage {stage!r}: {' '.join(str(error).split())}") from error
         self._speech = SpeechPrompter.of(self.model_config)
