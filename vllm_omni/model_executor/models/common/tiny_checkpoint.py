@@ -32,8 +32,9 @@ def merged(base: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any
     result = dict(base)
     for key, value in changes.items():
         inner = result.get(key)
-        both = isinstance(inner, Mapping) and isinstance(value, Mapping)
-        result[key] = merged(inner, value) if both else value
+        if isinstance(inner, Mapping) and isinstance(value, Mapping):
+            value = merged(inner, value)
+        result[key] = value
     return result
 
 
