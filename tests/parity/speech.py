@@ -7,6 +7,7 @@ as random weights seldom choose their end.
 from __future__ import annotations
 
 import asyncio
+import functools
 import itertools
 from collections.abc import AsyncIterator, Mapping
 from contextlib import ExitStack, asynccontextmanager
@@ -26,6 +27,9 @@ from vllm_omni.distributed.run_directory import RunDirectory
 from vllm_omni.engine.messages import StreamSource, StreamTarget
 from vllm_omni.entrypoints.prompts import parse_prompt
 from vllm_omni.inputs.prompt import OmniPrompt
+
+_SPARE_TOKENS = 8
+"""Tokens among which the one is that ends a reply."""
 
 ENGINE_ARGS: Mapping[str, object] = {
     "dtype": "float32",
@@ -62,9 +66,11 @@ class Speaker:
         if not hasattr(talker, "audio_config"):
             # Its positions of audio look there; transformers 5.19 stops with an AttributeError.
             talker.audio_config = self.model.config.thinker_config.audio_config
+        if not hasattr(talker, "num_code_groups"):
+            self.model.talker.forward = _with_mask(self.model.talker.forward)
 
     def speak(self, question: Question, num_tokens: int, num_frames: int, **options: Any) -> Spoken:
-        """A reply of at most `num_tokens` tokens and its codes."""
+        """A reply of about `num_tokens` tokens and its codes."""
         turns = [{"role": "user", "content": list(question.parts)}]
         text = self._processor.apply_chat_template(
             turns, tokenize=False, add_generation_prompt=True
@@ -81,13 +87,16 @@ class Speaker:
         inputs["use_audio_in_video"] = question.hears_videos
         prompt_ids = inputs["input_ids"][0].tolist()
         with torch.inference_mode():
+            num = num_tokens + _SPARE_TOKENS
             written = self.model.thinker.generate(
-                **inputs,
-                max_new_tokens=num_tokens + 1,
-                min_new_tokens=num_tokens + 1,
-                do_sample=False,
+                **inputs, max_new_tokens=num, min_new_tokens=num, do_sample=False
+            )[0, len(prompt_ids) :].tolist()
+            # The first one from there on that ends the reply there and not before.
+            end_token = next(
+                token
+                for i, token in enumerate(written)
+                if i >= num_tokens and token not in written[:i]
             )
-            end_token = int(written[0, -1])
             sequence, codes = self._generate(inputs, end_token, num_tokens, num_frames, options)
         reply = sequence[0, len(prompt_ids) :].tolist()
         assert reply[-1] == end_token, "the reference ended with its end token"
@@ -122,7 +131,7 @@ class Speaker:
             sequence, _ = self.model.generate(
                 **inputs,
                 thinker_do_sample=False,
-                thinker_max_new_tokens=num_tokens + 1,
+                thinker_max_new_tokens=num_tokens + _SPARE_TOKENS,
                 thinker_eos_token_id=end_token,
                 talker_do_sample=False,
                 talker_max_new_tokens=num_frames,
@@ -132,6 +141,26 @@ class Speaker:
         finally:
             del self.model.talker.generate
         return sequence, codes[0]
+
+
+def _with_mask(forward: Any) -> Any:
+    """A forward that always has its mask.
+
+    The talker of one code adds the beginning of the codec to its prompt, and takes positions of
+    media, only where there is a mask; transformers 5.19 drops a mask of ones before the forward.
+    """
+
+    @functools.wraps(forward)
+    def masked(**given: Any) -> Any:
+        if given.get("attention_mask") is None:
+            new = given["inputs_embeds"] if given.get("inputs_embeds") is not None else None
+            new = given["input_ids"] if new is None else new
+            past = given.get("past_key_values")
+            length = new.shape[1] + (past.get_seq_length() if past is not None else 0)
+            given["attention_mask"] = torch.ones(1, length, dtype=torch.long)
+        return forward(**given)
+
+    return masked
 
 
 class Chain:

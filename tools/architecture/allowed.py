@@ -75,6 +75,9 @@ BROAD_EXCEPTS: Final[dict[str, str]] = {
 PICKLING_FILES: Final[dict[str, str]] = {
     "vllm_omni/engine/process_shell.py": "start arguments for the child, as spawn does",
     "vllm_omni/engine/process_child.py": "what its own parent wrote, once, at start",
+    "vllm_omni/model_executor/models/common/voice_file.py": (
+        "names the error of a reader that builds tensors and plain values only"
+    ),
 }
 """Files that may pickle; nothing that came over a socket is ever unpickled."""
 

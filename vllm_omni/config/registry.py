@@ -41,13 +41,9 @@ ANY_DIFFUSERS: Final = "diffusers"
 
 ARCHITECTURES: Final[Mapping[str, str]] = {
     "VllmOmniQwen25OmniTalker": "vllm_omni.model_executor.models.qwen2_5_omni.talker:Talker",
-    "VllmOmniQwen25OmniThinker": (
-        "vllm_omni.model_executor.models.qwen2_5_omni.thinker:Qwen25OmniThinker"
-    ),
+    "VllmOmniQwen25OmniThinker": "vllm_omni.model_executor.models.qwen2_5_omni.thinker:Thinker",
     "VllmOmniQwen3OmniTalker": "vllm_omni.model_executor.models.qwen3_omni.talker:Talker",
-    "VllmOmniQwen3OmniThinker": (
-        "vllm_omni.model_executor.models.qwen3_omni.thinker:Qwen3OmniThinker"
-    ),
+    "VllmOmniQwen3OmniThinker": "vllm_omni.model_executor.models.qwen3_omni.thinker:Thinker",
 }
 """Architecture name to `module:Class`, for AUTOREGRESSIVE stages that vLLM itself cannot run."""
 

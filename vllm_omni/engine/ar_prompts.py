@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import copy
 import itertools
-import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
@@ -55,6 +54,9 @@ _VLLM_KEYS: Final = (
 )
 """Fields of vLLM's prompt dictionaries that may stand beside the words."""
 
+_ONE_TOKEN: Final[Mapping[str, Any]] = {"type": "token", "prompt_token_ids": [0]}
+"""What vLLM's renderer makes of a prompt of one token."""
+
 _RENDERER_RANKS: Final = itertools.count(1)
 
 _PASSED_OPTIONS: Final = (
@@ -96,8 +98,15 @@ class PromptProcessor:
             # give different media one id, and the core would take one's encoding for the other's.
             self.renderer.api_process_rank = next(_RENDERER_RANKS)
             self.input_processor = InputProcessor(vllm_config, self.renderer)
+            if (processor := self.renderer.mm_processor) is not None:
+                # vLLM's default is torchaudio, whose builds ask for CUDA; soxr is what we ship.
+                processor.info.data_parser.audio_resampler.method = "soxr"
         except (ValueError, OSError) as error:
             raise ConfigError(f"stage {stage!r}: {' '.join(str(error).split())}") from error
+        if self.model_config.skip_tokenizer_init:
+            # It writes no text: the checkpoint's end tokens are another stage's, and outside of
+            # its vocabulary an index into logits that ends the core.
+            self.input_processor.generation_config_fields = {}
         self._speech = SpeechPrompter.of(self.model_config)
 
     @property
@@ -128,9 +137,7 @@ class PromptProcessor:
             )
         if params.structured_outputs is not None:
             check_grammar(params.structured_outputs)
-        for key in (TARGETS_KEY, SOURCES_KEY, REMAINING_KEY):
-            if key in (params.extra_args or {}):
-                raise BadRequestError(f"{key} is not a client's to set", field="extra_args")
+        _refuse_own_keys(params)
         unknown = set(options) - {*_PASSED_OPTIONS, *_REQUEST_OPTIONS, *_OTHER_OPTIONS}
         if unknown:
             raise BadRequestError(f"unknown option {min(unknown)!r}", field=min(unknown))
@@ -158,30 +165,21 @@ class PromptProcessor:
         """
         if not isinstance(params, SamplingParams):
             raise BadRequestError("a talker's params are SamplingParams", field="sampling_params")
+        _refuse_own_keys(params)
         own = params.clone()
         own.extra_args = {
             **(own.extra_args or {}),
             SOURCES_KEY: [[s.stream, s.stage, s.bridge, s.context] for s in sources],
         }
-        if own.max_tokens is None:
-            own.max_tokens = self.model_config.max_model_len - 1
         eos_token_ids = self.model_config.hf_text_config.eos_token_id
         own.update_from_generation_config({"eos_token_id": eos_token_ids})
-        if own.ignore_eos:
+        if own.ignore_eos and own.max_tokens is not None:
             own.min_tokens = own.max_tokens  # an end is no code: it may not be sampled either
         own.detokenize = False
-        request = EngineCoreRequest(
-            request_id=request_id,
-            prompt_token_ids=[0],
-            mm_features=None,
-            sampling_params=own,
-            pooling_params=None,
-            arrival_time=time.time(),
-            lora_request=None,
-            cache_salt=None,
-            data_parallel_rank=None,
-        )
-        refuse_fatal(request, self.vllm_config)
+        try:
+            request = self._request(request_id, _ONE_TOKEN, own, {})
+        except (VLLMClientError, ValueError, TypeError) as error:
+            raise as_bad_request(error, "sampling_params") from error
         return PreparedPrompt([request])
 
     def _hears(self, prompt: OmniPrompt) -> bool:
@@ -276,6 +274,13 @@ class PromptProcessor:
                 setattr(request, name, options[name])
         refuse_fatal(request, self.vllm_config)
         return request
+
+
+def _refuse_own_keys(params: SamplingParams) -> None:
+    """Refuse what only this package puts into a request's params."""
+    for key in (TARGETS_KEY, SOURCES_KEY, REMAINING_KEY):
+        if key in (params.extra_args or {}):
+            raise BadRequestError(f"{key} is not a client's to set", field="extra_args")
 
 
 def _vllm_fields(prompt: OmniPrompt) -> dict[str, Any]:

@@ -133,14 +133,13 @@ def test_a_short_utterance_is_transformers_own_call(voice: Voice, number: int) -
 
 @pytest.mark.parametrize("ramp", RAMPS, ids=str)
 def test_speech_in_chunks_is_the_references_in_chunks(voice: Voice, ramp: list[int]) -> None:
-    num_codes = 30 if ramp[0] < 7 else 110
-    codes = voice.codes(num_codes)
+    codes = voice.codes(40 if ramp[0] < 7 else 75)  # at 36 the window leaves the beginning behind
     (said,) = speak(voice.model(ramp), [codes], [SpeechParams(voice="Chelsie", seed=3)])
     assert difference(said, voice.in_chunks(codes, ramp, 3, "Chelsie")) < 1e-4
 
 
 def test_many_requests_together_say_what_each_says_alone(voice: Voice) -> None:
-    all_codes = [voice.codes(n) for n in (1, 2, 30, 37, 45, 60, 60, 70)]
+    all_codes = [voice.codes(n) for n in (1, 2, 13, 25, 30, 37, 37, 61)]
     voices = ("Chelsie", "Ethan")
     params = [SpeechParams(voice=voices[i % 2], seed=i) for i in range(len(all_codes))]
     model = voice.model([24, 36])

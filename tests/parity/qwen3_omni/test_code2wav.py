@@ -107,7 +107,7 @@ def first_voice(tmp_path_factory: pytest.TempPathFactory) -> Voice:
 
 
 def test_codes_that_come_at_once_are_said_as_one_by_one(first_voice: Voice) -> None:
-    codes = first_voice.codes(23)
+    codes = first_voice.codes(21)
     model = first_voice.model([1, 2, 4, 8])
     state, _ = model.start(None, None)
     results = [

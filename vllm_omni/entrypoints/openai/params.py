@@ -8,6 +8,7 @@ from typing import Any
 import msgspec
 from pydantic import ValidationError
 from vllm import SamplingParams
+from vllm.exceptions import VLLMValidationError
 from vllm.sampling_params import RequestOutputKind
 
 from vllm_omni.config.pipeline import Modality, PipelineConfig, StageConfig, StageKind
@@ -98,6 +99,9 @@ def _sampling_params(values: Mapping[str, Any], index: int) -> SamplingParams:
         known["max_tokens"] = known.pop("max_completion_tokens")
     try:
         return SamplingParams(**known, output_kind=RequestOutputKind.FINAL_ONLY)
+    except VLLMValidationError as exc:
+        name = f".{exc.parameter}" if exc.parameter else ""
+        raise BadRequestError(str(exc.args[0]), field=f"{LIST_FIELD}[{index}]{name}") from None
     except (ValueError, TypeError) as exc:
         raise BadRequestError(str(exc), field=f"{LIST_FIELD}[{index}]") from None
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Final
 
-from vllm.exceptions import VLLMError
+from vllm.exceptions import VLLMClientError, VLLMError, VLLMValidationError
 from vllm.renderers.online_renderer import OnlineRenderer
 
 from vllm_omni.errors import BadRequestError
@@ -33,11 +33,32 @@ class ChatRenderer(OnlineRenderer):  # type: ignore[misc]
             BadRequestError: the model's processor cannot take the messages.
         """
         try:
-            return await super().preprocess_chat(*args, **kwargs)
-        except (BadRequestError, VLLMError):
+            conversation, inputs = await super().preprocess_chat(*args, **kwargs)
+        except BadRequestError:
             raise
+        except VLLMError as error:
+            if not isinstance(error, VLLMClientError) or _names_a_field(error):
+                raise
+            raise BadRequestError(_line(error), field="messages") from error
         except _PROCESSOR_ERRORS as error:
-            text = " ".join(str(error).split())[:300] or type(error).__name__
             raise BadRequestError(
-                f"the model cannot take these messages: {text}", field="messages"
+                f"the model cannot take these messages: {_line(error)}", field="messages"
             ) from error
+        limit = self.model_config.max_model_len
+        for one in inputs:
+            # Media count with the places that they take, which vLLM's check before does not see.
+            if (length := len(one.get("prompt_token_ids", ()))) >= limit:
+                raise BadRequestError(
+                    f"the messages have {length} tokens, media included; with at least one to "
+                    f"write this is more than the model's {limit}",
+                    field="messages",
+                )
+        return conversation, inputs
+
+
+def _names_a_field(error: VLLMClientError) -> bool:
+    return isinstance(error, VLLMValidationError) and bool(error.parameter)
+
+
+def _line(error: Exception) -> str:
+    return " ".join(str(error).split())[:300] or type(error).__name__

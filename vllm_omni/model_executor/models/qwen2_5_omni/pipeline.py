@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
-from pickle import UnpicklingError
 from typing import Final
 
 from vllm_omni.config.pipeline import (
@@ -17,8 +16,8 @@ from vllm_omni.config.pipeline import (
     StageKind,
     Task,
 )
-from vllm_omni.errors import ConfigError
 from vllm_omni.model_executor.models.common.omni_checkpoint import why_silent
+from vllm_omni.model_executor.models.common.voice_file import load_voices
 
 _FAMILY: Final = "vllm_omni.model_executor.models.qwen2_5_omni"
 
@@ -102,11 +101,4 @@ def pipeline_of_checkpoint(model_dir: Path) -> PipelineConfig:
 
 def voice_names(model_dir: Path) -> tuple[str, ...]:
     """The voices of a checkpoint, the default first."""
-    import torch
-
-    path = model_dir / "spk_dict.pt"
-    try:
-        names = torch.load(path, map_location="cpu", weights_only=True).keys()
-    except (OSError, AttributeError, RuntimeError, UnpicklingError) as error:
-        raise ConfigError(f"cannot read the voices {path}: {error}") from error
-    return ("default", *sorted(str(name) for name in names))
+    return ("default", *sorted(map(str, load_voices(model_dir / "spk_dict.pt"))))

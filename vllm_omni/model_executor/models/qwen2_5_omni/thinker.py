@@ -31,5 +31,5 @@ class Qwen25OmniProcessor(SoundingVideos):
     info=Qwen2_5OmniThinkerProcessingInfo,
     dummy_inputs=Qwen2_5OmniThinkerDummyInputsBuilder,
 )
-class Qwen25OmniThinker(SoundingThinker, Qwen2_5OmniThinkerForConditionalGeneration):  # type: ignore[misc]
+class Thinker(SoundingThinker, Qwen2_5OmniThinkerForConditionalGeneration):  # type: ignore[misc]
     """Loads the released checkpoints by their names, as vLLM's class does."""

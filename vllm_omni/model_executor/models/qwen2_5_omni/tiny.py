@@ -89,7 +89,11 @@ TINY: Final[Mapping[str, Any]] = {
             "enc_attention_channels": 16,
             "enc_se_channels": 16,
         },
-        "bigvgan_config": {"upsample_initial_channel": 128},
+        "bigvgan_config": {
+            "upsample_initial_channel": 128,
+            "resblock_kernel_sizes": [3],
+            "resblock_dilation_sizes": [[1, 3, 5]],
+        },
     },
 }
 

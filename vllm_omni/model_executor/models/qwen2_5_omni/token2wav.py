@@ -10,8 +10,7 @@ from collections import defaultdict
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from pickle import UnpicklingError
-from typing import Any, Final, TypeVar, cast
+from typing import Final, TypeVar, cast
 
 import numpy as np
 import torch
@@ -38,6 +37,7 @@ from vllm_omni.model_executor.models.common.vocoder import (
     read_part_config,
     speech_params,
 )
+from vllm_omni.model_executor.models.common.voice_file import load_voices
 from vllm_omni.model_executor.models.qwen2_5_omni.token2wav_stream import (
     MelSampler,
     Speaker,
@@ -140,11 +140,11 @@ class Token2Wav:
         # SeedSequence takes no negative numbers; an int64 seed keeps its identity this way.
         return Utterance(speaker, (wanted.seed or 0) & (2**64 - 1), Progress()), []
 
-    @torch.inference_mode()
     def forward(self, batch: Sequence[Work]) -> Sequence[AudioChunk | BaseException | None]:
         turns = [self._turn(work) for work in batch]
-        for nth in range(max((len(turn.chunks) for turn in turns), default=0)):
-            self._decode([(t, t.chunks[nth]) for t in turns if nth < len(t.chunks)])
+        with torch.inference_mode():
+            for nth in range(max((len(turn.chunks) for turn in turns), default=0)):
+                self._decode([(t, t.chunks[nth]) for t in turns if nth < len(t.chunks)])
         for turn in turns:
             turn.state.progress = turn.progress
         return [audio_of(turn.samples) for turn in turns]
@@ -235,20 +235,18 @@ class Token2Wav:
             turn.progress = replace(turn.progress, mel=kept.clone(), num_waiting=waiting)
 
     def _read_speakers(self, path: Path) -> dict[str, Speaker]:
+        voices = load_voices(path)
         try:
-            raw: dict[str, Any] = torch.load(path, map_location="cpu", weights_only=True)
             return {
                 name: self._mel.speaker(
                     voice["cond"].to(self._device, self._dtype).reshape(1, -1),
                     voice["ref_mel"].to(self._device, self._dtype).reshape(1, -1, self._mel_dim),
                 )
-                for name, voice in raw.items()
+                for name, voice in voices.items()
             }
-        except OSError as error:
-            raise ConfigError(f"cannot read the voices: {error}") from error
-        except (KeyError, TypeError, AttributeError, RuntimeError, UnpicklingError) as error:
+        except (KeyError, TypeError, AttributeError, RuntimeError) as error:
             text = " ".join(str(error).split())[:300]
-            raise ConfigError(f"{path} holds no voices: {text}") from error
+            raise ConfigError(f"{path} holds no voices of this model: {text}") from error
 
 
 def _span(progress: Progress, is_last: bool) -> tuple[int, int] | None:

@@ -83,7 +83,8 @@ class Code2Wav:
         self._decoder = StreamingCode2Wav(model)
         self._dtype = options.dtype
         self.states = StateTable(self._decoder.state_shapes, options.dtype, options.device)
-        self._forwards = self._record()
+        with torch.inference_mode():
+            self._forwards = self._record()
 
     def self_test(self) -> None:
         """Speak until every size of chunk had its turn, as requests will."""
@@ -99,10 +100,10 @@ class Code2Wav:
         speech_params(prompt, params)
         return Utterance(), []
 
-    @torch.inference_mode()
     def forward(self, batch: Sequence[Work]) -> Sequence[AudioChunk | BaseException | None]:
         turns = [self._turn(work) for work in batch]
-        self._run([turn for turn in turns if isinstance(turn, _Turn)])
+        with torch.inference_mode():
+            self._run([turn for turn in turns if isinstance(turn, _Turn)])
         return [self._commit(turn) if isinstance(turn, _Turn) else turn for turn in turns]
 
     def finish(self, state: object) -> None:
@@ -110,7 +111,6 @@ class Code2Wav:
         if row is not None:
             self.states.free(row)
 
-    @torch.inference_mode()
     def _record(self) -> Mapping[tuple[int, bool], BatchGraphs]:
         """The forward for each size that chunks have, as the first of a request or a later one;
         recorded where the device can."""
@@ -149,7 +149,6 @@ class Code2Wav:
         chunks, buffer = state.buffer.take(work.item, self._ramp)
         return _Turn(state, chunks, buffer, state.position)
 
-    @torch.inference_mode()
     def _run(self, turns: Sequence[_Turn]) -> None:
         """Decode the chunks of every turn. The table changes only after all of them worked."""
         for nth in range(max((len(turn.chunks) for turn in turns), default=0)):

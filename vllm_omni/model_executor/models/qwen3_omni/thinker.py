@@ -58,5 +58,5 @@ class Qwen3OmniProcessor(SoundingVideos, Qwen3OmniMoeThinkerMultiModalProcessor)
     info=Qwen3OmniMoeThinkerProcessingInfo,
     dummy_inputs=Qwen3OmniMoeThinkerDummyInputsBuilder,
 )
-class Qwen3OmniThinker(SoundingThinker, Qwen3OmniMoeThinkerForConditionalGeneration):  # type: ignore[misc]
+class Thinker(SoundingThinker, Qwen3OmniMoeThinkerForConditionalGeneration):  # type: ignore[misc]
     """Loads the released checkpoints by their names, as vLLM's class does."""
