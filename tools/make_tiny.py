@@ -2,13 +2,15 @@
 
 A family takes part by having a module `tiny` with `make_tiny(out_dir, seed)` in its folder. One
 with several kinds of checkpoint names them in `VARIANTS`, the usual one first, and also takes
-`variant`.
+`variant`. `--scale real` writes the released sizes without weights, for stages with
+`load_format: dummy`, where a family has a module `real` with `make_real(out_dir)`.
 """
 
 from __future__ import annotations
 
 import argparse
 import importlib
+import importlib.util
 import sys
 from pathlib import Path
 from typing import Final
@@ -25,12 +27,23 @@ def families() -> dict[str, str]:
     }
 
 
+def make_real(family: str, modules: dict[str, str], out_dir: Path) -> int:
+    """Write the released sizes of a family that has them."""
+    name = modules[family].removesuffix("tiny") + "real"
+    if importlib.util.find_spec(name) is None:
+        print(f"make_tiny: {family} has no real size", file=sys.stderr)
+        return 1
+    print(importlib.import_module(name).make_real(out_dir))
+    return 0
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description="Write a tiny random checkpoint of a family.")
     modules = families()
     parser.add_argument("family", choices=sorted(modules))
     parser.add_argument("out_dir", type=Path)
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--scale", choices=("tiny", "real"), default="tiny")
     parser.add_argument("--variant", help="kind of checkpoint, for families with several")
     arguments = parser.parse_args()
     if arguments.out_dir.exists() and (
@@ -38,6 +51,8 @@ def main() -> int:
     ):
         print(f"make_tiny: {arguments.out_dir} exists and is not an empty folder", file=sys.stderr)
         return 1
+    if arguments.scale == "real":
+        return make_real(arguments.family, modules, arguments.out_dir)
     module = importlib.import_module(modules[arguments.family])
     options = {}
     if arguments.variant is not None:

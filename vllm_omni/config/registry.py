@@ -22,7 +22,7 @@ ENTRY_POINT_GROUP: Final = "vllm_omni.pipelines"
 PIPELINES: Final[Mapping[str, str]] = {
     "smol_voice": "vllm_omni.model_executor.models.smol_voice.pipeline:PIPELINE",
     "FluxPipeline": "vllm_omni.diffusion.models.flux.pipeline:PIPELINE",
-    "GlmImagePipeline": "vllm_omni.diffusion.models.glm_image.pipeline:PIPELINE",
+    "GlmImagePipeline": "vllm_omni.diffusion.models.glm_image.pipeline:ONE_STAGE",
     "QwenImageEditPipeline": "vllm_omni.diffusion.models.qwen_image.pipeline:EDIT_PIPELINE",
     "QwenImagePipeline": "vllm_omni.diffusion.models.qwen_image.pipeline:PIPELINE",
     "StableDiffusion3Pipeline": "vllm_omni.diffusion.models.stable_diffusion_3.pipeline:PIPELINE",
@@ -37,7 +37,9 @@ PIPELINES: Final[Mapping[str, str]] = {
 ANY_DIFFUSERS: Final = "diffusers"
 """The entry that serves every diffusers folder whose class has none of its own."""
 
-ARCHITECTURES: Final[Mapping[str, str]] = {}
+ARCHITECTURES: Final[Mapping[str, str]] = {
+    "GlmImageForConditionalGeneration": "vllm_omni.diffusion.models.glm_image.writer:GlmImageForConditionalGeneration",
+}
 """Architecture name to `module:Class`, for AUTOREGRESSIVE stages that vLLM itself cannot run."""
 
 DEMOS: Final[Mapping[str, str]] = {

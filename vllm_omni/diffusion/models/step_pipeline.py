@@ -75,10 +75,14 @@ class StepwisePipeline(ABC):
     reference_class: ClassVar[str]
     """Class of diffusers whose modules and encoders are used."""
     component_dtypes: ClassVar[Mapping[str, torch.dtype]] = {}
+    unused_components: ClassVar[tuple[str, ...]] = ()
+    """Parts of the checkpoint that are not loaded."""
 
     def __init__(self, context: PipelineContext) -> None:
         self.capabilities = self.describe(context)
-        self.reference = load_reference(context, self.reference_class, self.component_dtypes)
+        self.reference = load_reference(
+            context, self.reference_class, self.component_dtypes, self.unused_components
+        )
         modules = modules_of(self.reference)
         self.components = PipelineComponents(
             denoisers={name: modules[name] for name in DENOISERS if name in modules},
