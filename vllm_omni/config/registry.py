@@ -38,7 +38,7 @@ ANY_DIFFUSERS: Final = "diffusers"
 """The entry that serves every diffusers folder whose class has none of its own."""
 
 ARCHITECTURES: Final[Mapping[str, str]] = {
-    "GlmImageForConditionalGeneration": "vllm_omni.diffusion.models.glm_image.writer:GlmImageForConditionalGeneration",
+    "GlmImageForConditionalGeneration": "vllm_omni.diffusion.models.glm_image.writer:TokenWriter",
 }
 """Architecture name to `module:Class`, for AUTOREGRESSIVE stages that vLLM itself cannot run."""
 

@@ -44,7 +44,7 @@ class GlmImageLayer(Glm4DecoderLayer):
         )
 
 
-class GlmImageForConditionalGeneration(nn.Module, SupportsMRoPE):
+class TokenWriter(nn.Module, SupportsMRoPE):
     """Writes the tokens of a small and then of a large picture."""
 
     hf_to_vllm_mapper = WeightsMapper(
