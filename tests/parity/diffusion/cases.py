@@ -150,7 +150,7 @@ CASES = (
         family="qwen_image",
         variant="edit",
         model_class="QwenImageEdit",
-        options=TRUE_CFG,
+        options={"true_cfg_scale": 4.0},
         num_images=1,
     ),
     Case(

@@ -37,6 +37,7 @@ class GlmImage(StepwisePipeline):
     """Writes its image tokens itself. Guidance is against a picture of no text and no tokens."""
 
     reference_class: ClassVar[str] = "GlmImagePipeline"
+    max_text_tokens: ClassVar[int] = 2048
 
     @staticmethod
     def describe(context: PipelineContext) -> Capabilities:
@@ -56,7 +57,7 @@ class GlmImage(StepwisePipeline):
             self.is_guided(request),
             device=self.device,
             dtype=self.dtype,
-            max_sequence_length=request.max_sequence_length,
+            max_sequence_length=self.text_length_of(request),
         )
         tokens = self.prior_tokens(request)
         keep, drop = torch.zeros_like(tokens, dtype=torch.bool), torch.ones_like(tokens).bool()
