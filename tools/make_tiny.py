@@ -1,15 +1,17 @@
 """Writes a tiny random checkpoint of a model family: `python tools/make_tiny.py FAMILY OUT_DIR`.
 
-A family takes part by having a module `tiny` with `make_tiny(out_dir, seed)` in its folder; one
-with `make_real(out_dir)` can also write its released sizes without weights (`--scale real`), for
-runs with random ones. One with several kinds of checkpoint names them in `VARIANTS`, the usual one
-first, and also takes `variant`.
+A family takes part by having a module `tiny` with `make_tiny(out_dir, seed)` in its folder. One
+with several kinds of checkpoint names them in `VARIANTS`, the usual one first, and also takes
+`variant`. `--scale real` writes the released sizes without weights, for stages with
+`load_format: dummy`, where a family has a `make_real(out_dir)` there or in a module
+`real`.
 """
 
 from __future__ import annotations
 
 import argparse
 import importlib
+import importlib.util
 import sys
 from pathlib import Path
 from typing import Final
@@ -26,6 +28,20 @@ def families() -> dict[str, str]:
     }
 
 
+def make_real(family: str, modules: dict[str, str], out_dir: Path) -> int:
+    """Write the released sizes of a family that has them."""
+    tiny = modules[family]
+    for name in (tiny.removesuffix("tiny") + "real", tiny):
+        if importlib.util.find_spec(name) is None:
+            continue
+        module = importlib.import_module(name)
+        if hasattr(module, "make_real"):
+            print(module.make_real(out_dir))
+            return 0
+    print(f"make_tiny: {family} has no real size", file=sys.stderr)
+    return 1
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description="Write a tiny random checkpoint of a family.")
     modules = families()
@@ -40,6 +56,8 @@ def main() -> int:
     ):
         print(f"make_tiny: {arguments.out_dir} exists and is not an empty folder", file=sys.stderr)
         return 1
+    if arguments.scale == "real":
+        return make_real(arguments.family, modules, arguments.out_dir)
     module = importlib.import_module(modules[arguments.family])
     options = {}
     if arguments.variant is not None:
@@ -48,12 +66,7 @@ def main() -> int:
             known = ", ".join(variants) or "none"
             parser.error(f"--variant {arguments.variant}: {arguments.family} has {known}")
         options["variant"] = arguments.variant
-    if arguments.scale == "tiny":
-        print(module.make_tiny(arguments.out_dir, arguments.seed, **options))
-        return 0
-    if not hasattr(module, "make_real"):
-        parser.error(f"--scale real: {arguments.family} has one size only")
-    print(module.make_real(arguments.out_dir, **options))
+    print(module.make_tiny(arguments.out_dir, arguments.seed, **options))
     return 0
 
 

@@ -169,5 +169,5 @@ async def test_the_preparer_knows_the_adapters_of_its_replicas() -> None:
 
 @pytest.mark.parametrize("name", [None, "nowhere:x", "tests.diffusion.stripes:nothing"])
 def test_capabilities_that_are_not_there_stop_the_start(name: str | None) -> None:
-    with pytest.raises(ConfigError, match="capabilities of '/'"):
-        load_capabilities(name, Path("/"))
+    with pytest.raises(ConfigError, match="stage 'dit': capabilities of '/'"):
+        load_capabilities(name, Path("/"), "dit")

@@ -78,7 +78,7 @@ def test_data_planes_are_opened_where_a_stream_begins_or_ends() -> None:
     assert (painter.has_sources, painter.has_targets) == (False, False)
 
 
-async def test_a_kind_that_cannot_be_served_yet_says_so() -> None:
+async def test_a_diffusion_stage_without_capabilities_says_so() -> None:
     config = config_of()
     with pytest.raises(ConfigError, match="painter"):
         await start_replica(replica_specs(config)[2])

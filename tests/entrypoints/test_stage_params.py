@@ -6,10 +6,18 @@ import pytest
 from vllm.sampling_params import RequestOutputKind, SamplingParams
 
 from tests.fakes import voice_pipeline
-from vllm_omni.config.pipeline import Modality, PipelineConfig, Task
+from vllm_omni.config.pipeline import (
+    Edge,
+    Modality,
+    PipelineConfig,
+    StageConfig,
+    StageKind,
+    Task,
+)
 from vllm_omni.engine.graph import RoutePlan, compile_plan
 from vllm_omni.entrypoints.stage_params import RequestParams, StageParams
 from vllm_omni.errors import BadRequestError
+from vllm_omni.inputs.diffusion import OmniDiffusionSamplingParams
 from vllm_omni.inputs.speech import SpeechParams
 
 BOTH = frozenset({Modality.TEXT, Modality.AUDIO})
@@ -139,3 +147,38 @@ def test_a_stage_that_speaks_in_tokens_gets_the_voice_and_the_seed() -> None:
     again = params.resolve(plan, Task.CHAT).by_stage[1]
     assert isinstance(again, SamplingParams)
     assert again.extra_args is None, "nothing of a request stays in the defaults"
+
+
+def painting_pipeline() -> PipelineConfig:
+    """A text stage that writes what a diffusion stage paints."""
+    writer = StageConfig(name="writer", kind=StageKind.AUTOREGRESSIVE)
+    painter = StageConfig(name="painter", kind=StageKind.DIFFUSION, emits=Modality.IMAGE)
+    edge = Edge(source="writer", target="painter", bridge="tests.fakes:join_texts")
+    return PipelineConfig(
+        model_type="fake_painter",
+        stages=(writer, painter),
+        edges=(edge,),
+        entries={Task.IMAGE: "writer"},
+    )
+
+
+def test_a_pictures_params_are_those_of_the_stage_that_makes_it() -> None:
+    pipeline = painting_pipeline()
+    plan = compile_plan(pipeline, Task.IMAGE, frozenset(), frozenset())
+    asked = OmniDiffusionSamplingParams(seed=5, num_outputs_per_prompt=2, num_inference_steps=3)
+
+    resolved = StageParams(pipeline).resolve(plan, Task.IMAGE, asked)
+
+    assert (plan.entry, plan.emitting) == (0, frozenset({1}))
+    assert resolved.num_choices == 2
+    writer, painter = resolved.of_choice(1)
+    assert isinstance(writer, SamplingParams)
+    assert isinstance(painter, OmniDiffusionSamplingParams)
+    assert (writer.seed, painter.seed, painter.num_outputs_per_prompt) == (6, 6, 1)
+
+
+def test_pictures_that_nobody_makes_are_refused() -> None:
+    pipeline = dataclasses.replace(painting_pipeline(), edges=())
+
+    with pytest.raises(BadRequestError, match="does not write image"):
+        compile_plan(pipeline, Task.IMAGE, frozenset(), frozenset())

@@ -12,7 +12,7 @@ import pytest
 from vllm.v1.engine.exceptions import EngineDeadError
 
 from tests.diffusion.bench import request
-from tests.diffusion.replicas import Listener, draw, pid_of, running
+from tests.diffusion.replicas import Listener, draw, pid_of, running, stripe_spec
 from tests.diffusion.stripes import drawn
 from vllm_omni.engine.diffusion_client import DiffusionClient
 from vllm_omni.errors import BadRequestError, StageStartError
@@ -32,18 +32,6 @@ async def test_eight_at_once_give_what_each_gives_alone() -> None:
         expected = drawn(request(name, seed=seed, num_inference_steps=3 + seed))
         assert np.array_equal(frames.array()[0], expected)
         assert listener.steps[name][-1] == 3 + seed
-
-
-async def test_a_big_picture_arrives_whole() -> None:
-    async with running() as client:
-        listener = Listener(client)
-        await client.add_request_async(draw("a", height=2048, width=2048))
-        await listener.until_ended("a")
-
-    frames = listener.ended["a"].frames
-    assert frames is not None
-    assert np.array_equal(frames.array()[0], drawn(request("a", height=2048, width=2048)))
-    assert frames.image().size == (2048, 2048)
 
 
 async def test_an_abort_ends_the_work_and_the_next_one_is_served() -> None:
@@ -107,7 +95,7 @@ async def test_killed_while_denoising_it_is_dead_at_once_for_everyone_who_waits(
 
 
 async def test_a_stop_ends_what_runs_and_says_so() -> None:
-    client = await _started()
+    client = await DiffusionClient.start(stripe_spec())
     listener = Listener(client)
     await client.add_request_async(draw("a", num_inference_steps=1000))
     await listener.until_step("a", 2)
@@ -117,12 +105,6 @@ async def test_a_stop_ends_what_runs_and_says_so() -> None:
     await stopping
 
     assert "a" not in listener.ended or listener.ended["a"].failure is not None
-
-
-async def _started() -> DiffusionClient:
-    from tests.diffusion.replicas import stripe_spec
-
-    return await DiffusionClient.start(stripe_spec())
 
 
 async def test_a_self_test_that_fails_stops_the_start_with_its_error() -> None:
@@ -137,22 +119,22 @@ async def test_an_option_it_does_not_know_stops_the_start() -> None:
             raise AssertionError("it must not start")
 
 
-async def test_what_it_cannot_make_is_refused_before_it_is_sent() -> None:
+async def test_refusals_a_big_picture_and_then_sleep() -> None:
     async with running() as client:
         with pytest.raises(BadRequestError, match="multiple of 16"):
-            await client.add_request_async(draw("a", height=33, width=32))
-
-
-async def test_an_idle_replica_sleeps() -> None:
-    async with running() as client:
+            await client.add_request_async(draw("b", height=33, width=32))
         listener = Listener(client)
-        await client.add_request_async(draw("a"))
+        await client.add_request_async(draw("a", height=2048, width=2048))
         await listener.until_ended("a")
         before = _cpu_s(pid_of(client))
         await asyncio.sleep(1.5)
         after = _cpu_s(pid_of(client))
 
-    assert after - before < 0.2
+    frames = listener.ended["a"].frames
+    assert frames is not None
+    assert np.array_equal(frames.array()[0], drawn(request("a", height=2048, width=2048)))
+    assert frames.image().size == (2048, 2048)
+    assert after - before < 0.2  # idle
 
 
 def _cpu_s(pid: int) -> float:

@@ -77,7 +77,7 @@ class ServerLimits:
     max_stored_video_bytes: int = 20 * 1024 * 1024 * 1024
     """Bytes of the videos that are kept; the oldest make room for new ones."""
     video_timeout_s: float = 3600.0
-    """Deadline of a video job, its wait in the queue included."""
+    """Deadline of a video job, from when the engine takes it up."""
     video_expiry_s: float = 86400.0
     """How long a finished video is kept."""
     max_body_bytes: int = 96 * 1024 * 1024

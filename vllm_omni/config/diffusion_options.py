@@ -21,7 +21,8 @@ class DiffusionEngineArgs:
     load_format: Literal["auto", "dummy"] = "auto"
     """`dummy`: random weights of the configured shapes."""
     enforce_eager: bool | None = None
-    """False: compile the denoiser's repeated blocks. True: do not. None: compile on a GPU."""
+    """False: compile the denoiser's repeated blocks. True: do not. None: compile on a GPU, unless
+    weights are offloaded."""
     attention_backend: str | None = None
     """Attention implementation of the denoiser, by diffusers' name; None: the model's own."""
     vae_tiling: Literal["auto", "on", "off"] = "auto"

@@ -48,6 +48,10 @@ class Task(enum.StrEnum):
     """Text in, perhaps with a picture, a video out."""
 
 
+MADE_BY: Final[Mapping[Task, Modality]] = {Task.IMAGE: Modality.IMAGE, Task.VIDEO: Modality.VIDEO}
+"""Tasks that end in the stage which emits this; its params are the request's own."""
+
+
 class CaptureScope(enum.StrEnum):
     """Which positions of a request a stage's captured rows are taken from."""
 
@@ -137,11 +141,15 @@ class PipelineConfig:
     stages: tuple[StageConfig, ...]
     edges: tuple[Edge, ...] = ()
     entries: Mapping[Task, str]
-    """The stage that does a task. For CHAT it is the stage that reads the prompt: its tokenizer,
-    chat template and model config serve the text API."""
+    """The stage that does a task. For IMAGE and VIDEO the one that reads the prompt: that which
+    makes the picture, or one that feeds it. For CHAT it is the stage that reads the prompt: its
+    tokenizer, chat template and model config serve the text API."""
     placeholders: Mapping[Modality, str] = field(default_factory=dict)
     """Text that stands in a prompt where one media item goes, for media that an upstream stage
     turns into text. Refused inside the client's own text."""
+    entry_prompt: str | None = None
+    """`module:function`, an `EntryPrompt`: for a text stage that writes for a stage which makes
+    pictures or videos."""
     voices: str | None = None
     """`module:function` from model folder to voice names; None: the pipeline does not speak."""
     variant: str | None = None
@@ -208,6 +216,8 @@ def plan_route(
     if task not in pipeline.entries:
         raise UnsupportedModalityError(f"this model does not do {task}", field="model")
     main = pipeline.stage_id(pipeline.entries[task])
+    if task in MADE_BY:
+        return _route_to(pipeline, main, MADE_BY[task])
     if task is not Task.CHAT:
         return Route(stages=(main,), entry=main, emitting=frozenset({main}), edges=())
     used = {main} | _upstream(pipeline, main, inputs)
@@ -222,6 +232,16 @@ def plan_route(
     names = {pipeline.stages[i].name for i in stages}
     edges = tuple(e for e in pipeline.edges if e.source in names and e.target in names)
     return Route(stages=stages, entry=stages[0], emitting=frozenset(emitting), edges=edges)
+
+
+def _route_to(pipeline: PipelineConfig, entry: int, modality: Modality) -> Route:
+    """From the stage that reads a prompt to the one that makes a picture or video of it."""
+    path = _path_to(pipeline, entry, modality)
+    if path is None:
+        raise UnsupportedModalityError(f"this model does not write {modality}", field="model")
+    names = {pipeline.stages[i].name for i in path}
+    edges = tuple(e for e in pipeline.edges if e.source in names and e.target in names)
+    return Route(tuple(sorted(path)), entry, frozenset({path[-1]}), edges)
 
 
 def _upstream(pipeline: PipelineConfig, main: int, inputs: frozenset[Modality]) -> set[int]:

@@ -24,7 +24,7 @@ PIPELINES: Final[Mapping[str, str]] = {
     "qwen3_omni_moe": "vllm_omni.model_executor.models.qwen3_omni.pipeline:PIPELINE",
     "smol_voice": "vllm_omni.model_executor.models.smol_voice.pipeline:PIPELINE",
     "FluxPipeline": "vllm_omni.diffusion.models.flux.pipeline:PIPELINE",
-    "GlmImagePipeline": "vllm_omni.diffusion.models.glm_image.pipeline:PIPELINE",
+    "GlmImagePipeline": "vllm_omni.diffusion.models.glm_image.pipeline:ONE_STAGE",
     "QwenImageEditPipeline": "vllm_omni.diffusion.models.qwen_image.pipeline:EDIT_PIPELINE",
     "QwenImagePipeline": "vllm_omni.diffusion.models.qwen_image.pipeline:PIPELINE",
     "StableDiffusion3Pipeline": "vllm_omni.diffusion.models.stable_diffusion_3.pipeline:PIPELINE",
@@ -40,6 +40,7 @@ ANY_DIFFUSERS: Final = "diffusers"
 """The entry that serves every diffusers folder whose class has none of its own."""
 
 ARCHITECTURES: Final[Mapping[str, str]] = {
+    "GlmImageForConditionalGeneration": "vllm_omni.diffusion.models.glm_image.writer:TokenWriter",
     "VllmOmniQwen25OmniTalker": "vllm_omni.model_executor.models.qwen2_5_omni.talker:Talker",
     "VllmOmniQwen25OmniThinker": "vllm_omni.model_executor.models.qwen2_5_omni.thinker:Thinker",
     "VllmOmniQwen3OmniTalker": "vllm_omni.model_executor.models.qwen3_omni.talker:Talker",

@@ -50,7 +50,7 @@ _FILLED: Final = (
 _MAX_SEED: Final = 2**32
 
 
-def load_capabilities(name: str | None, model_dir: Path) -> Capabilities:
+def load_capabilities(name: str | None, model_dir: Path, stage: str) -> Capabilities:
     """What the pipeline of a folder can do, by `module:function`.
 
     Raises:
@@ -60,7 +60,9 @@ def load_capabilities(name: str | None, model_dir: Path) -> Capabilities:
     try:
         capabilities: Capabilities = getattr(importlib.import_module(module), function)(model_dir)
     except (ImportError, AttributeError, ValueError, OSError) as error:
-        raise ConfigError(f"capabilities of '{model_dir}' ({name}): {error}") from error
+        raise ConfigError(
+            f"stage {stage!r}: capabilities of '{model_dir}' ({name}): {error}"
+        ) from error
     return capabilities
 
 

@@ -32,7 +32,7 @@ class DiffusionClient(ProcessClient):
     async def _start(self) -> None:
         # In a thread: for a model of none of our families it imports libraries.
         self.capabilities = await asyncio.to_thread(
-            load_capabilities, self._spec.capabilities, self._spec.model_dir
+            load_capabilities, self._spec.capabilities, self._spec.model_dir, self._spec.stage
         )
         await super()._start()
 

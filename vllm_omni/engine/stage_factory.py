@@ -93,7 +93,9 @@ def make_preparer(stage: ResolvedStage, config: ResolvedConfig) -> StagePreparer
         from vllm_omni.diffusion.checks import load_capabilities
         from vllm_omni.engine.diffusion_preparer import DiffusionPreparer
 
-        capabilities = load_capabilities(stage.config.capabilities, stage.model_dir)
+        capabilities = load_capabilities(
+            stage.config.capabilities, stage.model_dir, stage.config.name
+        )
         adapters = stage.deploy.engine_args.get("lora_modules", {})
         assert isinstance(adapters, Mapping), "it is checked when it is read"
         return DiffusionPreparer(stage.config.name, capabilities, adapters)

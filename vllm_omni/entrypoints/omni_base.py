@@ -23,6 +23,7 @@ from vllm_omni.engine.omni_engine import OmniEngine
 from vllm_omni.engine.replica_state import ReplicaStatus
 from vllm_omni.engine.stage_client import StageClient, StagePreparer
 from vllm_omni.engine.stage_pool import StagePool
+from vllm_omni.entrypoints.entry_prompts import EntryPrompts
 from vllm_omni.entrypoints.output_collector import OutputRouter
 from vllm_omni.entrypoints.stage_params import StageParams
 from vllm_omni.errors import ConfigError, EngineStoppedError, UnsupportedModalityError
@@ -57,6 +58,7 @@ class OmniBase:
         self._admission = Admission(config.limits.max_in_flight, self._metrics)
         self._router = OutputRouter(self.engine.outbox)
         self._params = StageParams(config.pipeline)
+        self._entry_prompts = EntryPrompts(config.pipeline)
         self._preparers: list[StagePreparer] = []
         self._all_outputs = _reachable_outputs(config.pipeline)
 

@@ -176,8 +176,11 @@ class RequestStreams(OmniBase):
     async def _prepare_again(self, message: AddRequest, internal_id: str) -> AddRequest:
         entry = message.plan.entry
         async with self._preparing(message.arrival_s, message.deadline_s):
+            own_prompt, params = await self._entry_prompts.make(
+                internal_id, message.plan, self._preparers, message.omni_prompt, message.params
+            )
             prompt = await self._preparers[entry].prepare(
-                internal_id, message.omni_prompt, message.params[entry], dict(message.options)
+                internal_id, own_prompt, params[entry], dict(message.options)
             )
         return msgspec.structs.replace(message, request_id=internal_id, prompt=prompt)
 
@@ -242,10 +245,12 @@ class RequestStreams(OmniBase):
         arrival_s: float,
         timeout_s: float,
     ) -> AddRequest:
-        by_stage = params.of_choice(index)
         internal_id = self.engine.internal_id(request_id)
+        own_prompt, by_stage = await self._entry_prompts.make(
+            internal_id, plan, self._preparers, omni_prompt, params.of_choice(index)
+        )
         prepared = await self._preparers[plan.entry].prepare(
-            internal_id, omni_prompt, by_stage[plan.entry], wish.options
+            internal_id, own_prompt, by_stage[plan.entry], wish.options
         )
         contexts = {
             stage.name: self._preparers[stage_id].source_context(by_stage[stage_id])

@@ -10,7 +10,14 @@ from typing import Final, TypeAlias
 import msgspec
 from vllm.sampling_params import RequestOutputKind, SamplingParams
 
-from vllm_omni.config.pipeline import Modality, PipelineConfig, StageConfig, StageKind, Task
+from vllm_omni.config.pipeline import (
+    MADE_BY,
+    Modality,
+    PipelineConfig,
+    StageConfig,
+    StageKind,
+    Task,
+)
 from vllm_omni.core.conditioning import VOICE_KEY
 from vllm_omni.engine.graph import RoutePlan
 from vllm_omni.errors import BadRequestError
@@ -89,7 +96,9 @@ class StageParams:
                 field="sampling_params_list",
             )
         resolved: list[Params | None] = [None] * num_stages
-        main, num_choices, delta = self._main[task], 1, False
+        num_choices, delta = 1, False
+        # A picture's params are those of the stage that makes it, whoever reads the prompt.
+        main = min(plan.emitting) if task in MADE_BY else self._main[task]
         for stage_id, stage in plan.stages.items():
             given = per_stage[stage_id] if per_stage is not None else None
             field = f"sampling_params_list[{stage_id}]"
@@ -106,7 +115,7 @@ class StageParams:
                 elif self._pipeline.stages[stage_id].emits is Modality.TEXT:
                     delta = params.output_kind is RequestOutputKind.DELTA
             resolved[stage_id] = params
-        return RequestParams(tuple(resolved), num_choices, delta)
+        return RequestParams(_with_seed_of(resolved[main], resolved), num_choices, delta)
 
     def _params_of(
         self, stage_id: int, given: object, field: str, speech: SpeechParams | None
@@ -147,6 +156,18 @@ def _final_only(params: SamplingParams) -> SamplingParams:
     params = copy.copy(params)
     params.output_kind = RequestOutputKind.FINAL_ONLY
     return params
+
+
+def _with_seed_of(asked: Params | None, resolved: list[Params | None]) -> tuple[Params | None, ...]:
+    """A picture's seed is that of the text stages that lead to it, unless they have their own."""
+    if not isinstance(asked, OmniDiffusionSamplingParams) or asked.seed is None:
+        return tuple(resolved)
+    seeded = list(resolved)
+    for i, params in enumerate(seeded):
+        if isinstance(params, SamplingParams) and params.seed is None:
+            seeded[i] = own = copy.copy(params)
+            own.seed = asked.seed
+    return tuple(seeded)
 
 
 def _of_choice(params: Params | None, index: int) -> Params | None:

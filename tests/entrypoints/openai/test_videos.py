@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import io
 import time
 from collections.abc import AsyncIterator, Iterable
@@ -26,6 +27,7 @@ from tests.fakes import eventually, failure_output, settle
 from vllm_omni.config.deploy import ServerLimits
 from vllm_omni.config.pipeline import Task
 from vllm_omni.engine.messages import StageOutput, StageRequest
+from vllm_omni.entrypoints.openai.media import image_loader
 from vllm_omni.outputs.media import StepProgress
 
 
@@ -222,6 +224,44 @@ async def test_one_job_too_many_is_told_to_come_again(
 
         assert refused.status_code == 503
         assert refused.headers["retry-after"] == "1"
+
+
+async def test_a_burst_of_jobs_is_refused_before_a_picture_is_decoded(
+    text_parts: TextParts, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    decoded: list[str] = []
+    original = image_loader.decode_image
+
+    def counted(media: Any, limits: Any) -> Any:
+        decoded.append(media.field)
+        return original(media, limits)
+
+    monkeypatch.setattr(image_loader, "decode_image", counted)
+    limits = ServerLimits(max_queued_videos=3)
+    async with picture_server(
+        text_parts.args, task=Task.VIDEO, data_dir=tmp_path, script=half_done, limits=limits
+    ) as rig:
+        body = {"prompt": "a sea", "input_reference": data_url(png(64, 64))}
+        answers = await asyncio.gather(*(rig.http.post("/v1/videos", json=body) for _ in range(30)))
+
+    statuses = [answer.status_code for answer in answers]
+    assert (statuses.count(200), statuses.count(503)) == (3, 27)
+    assert len(decoded) == 3
+
+
+async def test_jobs_wait_for_a_place_in_the_engine(text_parts: TextParts, tmp_path: Path) -> None:
+    limits = ServerLimits(max_in_flight=1)
+    async with picture_server(
+        text_parts.args, task=Task.VIDEO, data_dir=tmp_path, script=half_done, limits=limits
+    ) as rig:
+        first, second = await create(rig), await create(rig)
+        await until(rig, first["id"], "in_progress")
+        assert (await get(rig, second["id"]))["status"] == "queued"
+        rig.replica.script = paints(VIDEOS)
+
+        await rig.http.delete(f"/v1/videos/{first['id']}")
+
+        await until(rig, second["id"], "completed")
 
 
 async def test_videos_outlive_a_restart_and_what_ran_has_failed(

@@ -12,6 +12,8 @@ import numpy as np
 import PIL.Image
 import torch
 
+from vllm_omni.diffusion.models.glm_image.bridges import TOKENS
+from vllm_omni.diffusion.models.glm_image.grids import Grids
 from vllm_omni.diffusion.models.interface import PipelineContext
 from vllm_omni.diffusion.models.loading import load_reference
 from vllm_omni.diffusion.request import DiffusionRequest
@@ -54,7 +56,7 @@ class Case:
         sizes = {"height": 64, "width": 64, "negative_prompt": "blurry"}
         images = tuple(picture(seed + i) for i in range(self.num_images))
         if self.takes_tokens:
-            more["upstream"] = {"prior_token_ids": image_tokens(seed, {**sizes, **more})}
+            more["upstream"] = {TOKENS: image_tokens(seed, {**sizes, **more})}
         return DiffusionRequest(
             request_id=f"{prompt}-{seed}",
             prompt=prompt,
@@ -71,7 +73,7 @@ class Case:
         if request.images:
             arguments["image"] = PIL.Image.fromarray(request.images[0])
         if self.takes_tokens:
-            arguments["prior_token_ids"] = torch.tensor([request.upstream["prior_token_ids"]])
+            arguments["prior_token_ids"] = large_picture(reference, request)
         if self.takes_negative:
             arguments["negative_prompt"] = request.negative_prompt
         result = reference(
@@ -92,10 +94,23 @@ def picture(seed: int, height: int = 64, width: int = 64) -> np.ndarray:
     return np.asarray(PIL.Image.fromarray(patches).resize((width, height)))
 
 
-def image_tokens(seed: int, size: Mapping[str, Any]) -> list[int]:
-    """One token per patch of 16 pixels, from a book of 64."""
-    count = (size["height"] // 16) * (size["width"] // 16)
-    return [int(i) for i in np.random.default_rng(seed).integers(0, 64, count)]
+def image_tokens(seed: int, size: Mapping[str, Any]) -> tuple[int, ...]:
+    """Of a small and a large picture, from a book of 64."""
+    grids = Grids.of_size(size["height"], size["width"])
+    count = grids.num_small + grids.num_large
+    return tuple(int(i) for i in np.random.default_rng(seed).integers(0, 64, count))
+
+
+def large_picture(reference: Any, request: DiffusionRequest) -> torch.Tensor:
+    """What the reference makes of the tokens that its text model has written."""
+    assert request.height is not None
+    assert request.width is not None
+    written = torch.tensor([request.upstream[TOKENS]])
+    rows, columns = request.height // 32, request.width // 32
+    large = reference._extract_large_image_tokens(
+        written, 0, written.shape[1] - rows * columns, rows * columns
+    )
+    return reference._upsample_token_ids(large, rows, columns)
 
 
 def context_of(model_dir: Path) -> PipelineContext:
@@ -135,7 +150,7 @@ CASES = (
         family="qwen_image",
         variant="edit",
         model_class="QwenImageEdit",
-        options=TRUE_CFG,
+        options={"true_cfg_scale": 4.0},
         num_images=1,
     ),
     Case(
@@ -154,7 +169,7 @@ CASES = (
     Case(family="z_image", model_class="ZImage", options=CFG, unguided=0.0),
     Case(
         family="glm_image",
-        model_class="GlmImage",
+        model_class="GlmImageDenoiser",
         options=CFG,
         takes_negative=False,
         takes_tokens=True,

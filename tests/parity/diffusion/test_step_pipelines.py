@@ -18,6 +18,7 @@ from diffusers.pipelines.wan import pipeline_wan_i2v
 
 from tests.parity.diffusion.cases import CASES, Case, load_the_reference
 from vllm_omni.diffusion.request import DiffusionRequest
+from vllm_omni.errors import BadRequestError
 
 TOLERANCE = 1e-5
 PROMPTS = (
@@ -156,3 +157,10 @@ def test_a_step_that_fails_leaves_every_member_where_it_was(
     finish(pair.ours, states)
     for state in states:
         assert_latents_equal(pair, state)
+
+
+def test_a_text_longer_than_the_model_takes_is_refused(pair: Pair) -> None:
+    if "max_sequence_length" not in pair.case.options:
+        pytest.skip("this model has no such option")
+    with pytest.raises(BadRequestError, match="max_sequence_length must be at most"):
+        pair.ours.encode([pair.case.request(50, PROMPTS[0], 2, max_sequence_length=4096)])

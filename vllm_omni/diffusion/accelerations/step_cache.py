@@ -74,7 +74,8 @@ class StepCache:
                 manager = getattr(hook, "state_manager", None)
                 if not isinstance(manager, StateManager):
                     continue
-                store = store or RequestStates(manager._state_cls)
+                if store is None:
+                    store = RequestStates(manager._state_cls)
                 hook.state_manager = store
                 if hasattr(hook, "threshold"):
                     self._heads.append(hook)

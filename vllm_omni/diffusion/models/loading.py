@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib
 import json
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any, Final
 
@@ -41,11 +41,12 @@ def load_reference(
     context: PipelineContext,
     class_name: str | None = None,
     component_dtypes: Mapping[str, torch.dtype] | None = None,
+    unused: Collection[str] = (),
 ) -> Any:
     """The reference pipeline with its modules on the device, ready for inference.
 
     `class_name` names a class of diffusers; None: the one that the folder names.
-    `component_dtypes` are exceptions to the context's dtype.
+    `component_dtypes` are exceptions to the context's dtype; `unused` components are not loaded.
 
     Raises:
         ConfigError: the folder is no complete checkpoint of that class.
@@ -59,11 +60,11 @@ def load_reference(
         raise ConfigError(f"diffusers has no pipeline class {wanted!r}")
     dtypes: dict[str, torch.dtype] = {"default": context.dtype, **(component_dtypes or {})}
     if context.load_format == DUMMY:
-        pipeline = _random_pipeline(pipeline_class, context, dtypes)
+        pipeline = _random_pipeline(pipeline_class, context, dtypes, unused)
     else:
         try:
             pipeline = pipeline_class.from_pretrained(
-                context.model_dir, dtype=dtypes, local_files_only=True
+                context.model_dir, dtype=dtypes, local_files_only=True, **dict.fromkeys(unused)
             ).to("cpu" if context.weights_on_host else context.device)
         except (OSError, ValueError, KeyError) as error:
             reason = str(error).strip().splitlines()
@@ -87,7 +88,10 @@ def modules_of(pipeline: Any) -> dict[str, torch.nn.Module]:
 
 
 def _random_pipeline(
-    pipeline_class: Any, context: PipelineContext, dtypes: Mapping[str, torch.dtype]
+    pipeline_class: Any,
+    context: PipelineContext,
+    dtypes: Mapping[str, torch.dtype],
+    unused: Collection[str],
 ) -> Any:
     """The pipeline at its configured sizes with random weights, made on the device."""
     parts: dict[str, Any] = {}
@@ -99,12 +103,13 @@ def _random_pipeline(
             continue
         library, part_class = entry
         folder = context.model_dir / name
-        if library is None:
+        if library is None or name in unused:
             parts[name] = None
         else:
             module = importlib.import_module(_module_name(library))
             dtype = dtypes.get(name, dtypes["default"])
-            parts[name] = _random_part(getattr(module, part_class), folder, context.device, dtype)
+            device = "cpu" if context.weights_on_host else context.device
+            parts[name] = _random_part(getattr(module, part_class), folder, device, dtype)
     return pipeline_class(**parts)
 
 

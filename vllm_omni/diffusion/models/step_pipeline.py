@@ -26,6 +26,7 @@ from vllm_omni.diffusion.models.interface import (
 )
 from vllm_omni.diffusion.models.loading import DENOISERS, load_reference, modules_of
 from vllm_omni.diffusion.request import DiffusionRequest
+from vllm_omni.errors import BadRequestError
 
 if TYPE_CHECKING:
     import numpy as np
@@ -75,10 +76,15 @@ class StepwisePipeline(ABC):
     reference_class: ClassVar[str]
     """Class of diffusers whose modules and encoders are used."""
     component_dtypes: ClassVar[Mapping[str, torch.dtype]] = {}
+    max_text_tokens: ClassVar[int] = 512
+    unused_components: ClassVar[tuple[str, ...]] = ()
+    """Parts of the checkpoint that are not loaded."""
 
     def __init__(self, context: PipelineContext) -> None:
         self.capabilities = self.describe(context)
-        self.reference = load_reference(context, self.reference_class, self.component_dtypes)
+        self.reference = load_reference(
+            context, self.reference_class, self.component_dtypes, self.unused_components
+        )
         modules = modules_of(self.reference)
         self.components = PipelineComponents(
             denoisers={name: modules[name] for name in DENOISERS if name in modules},
@@ -115,6 +121,20 @@ class StepwisePipeline(ABC):
     @abstractmethod
     def decode_latents(self, state: Any, latents: torch.Tensor) -> torch.Tensor:
         """Latents to pixels in [-1, 1]: [3, height, width] or [3, frames, height, width]."""
+
+    def text_length_of(self, request: DiffusionRequest) -> int:
+        """Most tokens of a text that the encoder keeps.
+
+        Raises:
+            BadRequestError: more than the model takes.
+        """
+        asked = request.max_sequence_length
+        if asked is not None and asked > self.max_text_tokens:
+            raise BadRequestError(
+                f"max_sequence_length must be at most {self.max_text_tokens}, got {asked}",
+                field="max_sequence_length",
+            )
+        return asked if asked is not None else self.max_text_tokens
 
     def scale_of(self, request: DiffusionRequest) -> float:
         """Scale of classifier-free guidance."""

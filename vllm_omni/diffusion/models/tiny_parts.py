@@ -12,6 +12,8 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Final
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from tokenizers import Tokenizer
 
 CORPUS: Final = (
@@ -161,3 +163,78 @@ def kl_vae(latent_channels: int, **more: Any) -> Any:
         shift_factor=0.06,
         **more,
     ).eval()
+
+
+def save_without_weights(pipeline: Any, out_dir: Path) -> Path:
+    """Write everything of a pipeline but its weights, for stages with `load_format: dummy`.
+
+    Its modules may be on the device `meta`, where even the largest take no memory.
+    """
+    import torch
+
+    pipeline.save_config(out_dir)
+    for name, part in pipeline.components.items():
+        if part is None:
+            continue
+        if not isinstance(part, torch.nn.Module):
+            part.save_pretrained(out_dir / name)
+        elif hasattr(part, "save_config"):
+            part.save_config(out_dir / name)
+        else:
+            part.config.save_pretrained(out_dir / name)
+    return out_dir
+
+
+def t5_xxl(is_umt5: bool = False) -> Any:
+    """The text encoder of the large models: 4.7 billion parameters (UMT5: 5.7)."""
+    from transformers import T5Config, T5EncoderModel, UMT5Config, UMT5EncoderModel
+
+    sizes = {
+        "d_model": 4096,
+        "d_kv": 64,
+        "d_ff": 10240,
+        "num_layers": 24,
+        "num_heads": 64,
+        "feed_forward_proj": "gated-gelu",
+        "is_encoder_decoder": False,
+        "use_cache": False,
+    }
+    if is_umt5:
+        return UMT5EncoderModel(UMT5Config(vocab_size=256384, **sizes))
+    return T5EncoderModel(T5Config(vocab_size=32128, **sizes))
+
+
+def clip_text(width: int, depth: int, projects: bool = False) -> Any:
+    """CLIP's text encoder: L is 768 wide and 12 deep, bigG 1280 and 32."""
+    from transformers import CLIPTextConfig, CLIPTextModel, CLIPTextModelWithProjection
+
+    config = CLIPTextConfig(
+        vocab_size=49408,
+        hidden_size=width,
+        intermediate_size=4 * width,
+        projection_dim=width,
+        num_hidden_layers=depth,
+        num_attention_heads=width // 64,
+        hidden_act="quick_gelu" if width == 768 else "gelu",
+        max_position_embeddings=77,
+    )
+    return (CLIPTextModelWithProjection if projects else CLIPTextModel)(config)
+
+
+def kl_vae_16() -> Any:
+    """The autoencoder with 16 channels at its released size."""
+    from diffusers import AutoencoderKL
+
+    return AutoencoderKL(
+        block_out_channels=(128, 256, 512, 512),
+        down_block_types=("DownEncoderBlock2D",) * 4,
+        up_block_types=("UpDecoderBlock2D",) * 4,
+        layers_per_block=2,
+        latent_channels=16,
+        sample_size=1024,
+        use_quant_conv=False,
+        use_post_quant_conv=False,
+        scaling_factor=0.3611,
+        shift_factor=0.1159,
+        force_upcast=True,
+    )

@@ -33,7 +33,6 @@ class Attachments:
         Raises:
             ConfigError: the model or the device cannot do it.
         """
-        is_gpu = device != "cpu"
         check_offload(args, device)
         set_attention_backend(components.denoisers, args.attention_backend)
         self._vae = VaeMode(components.vae, args.vae_tiling, args.vae_slicing)
@@ -46,7 +45,9 @@ class Attachments:
         if args.offload == "group":
             offload_groups(components, device, use_stream=True)
         self.compiles = compile_blocks(
-            components.denoisers, enforce_eager=args.enforce_eager, by_default=is_gpu
+            components.denoisers,
+            enforce_eager=args.enforce_eager,
+            by_default=device != "cpu" and args.offload == "none",
         )
         """The denoisers' blocks are compiled when they first run."""
 

@@ -94,7 +94,7 @@ def _load_diffusion(stages: Iterable[ResolvedStage]) -> DiffusionCapabilities | 
     """By the family's own function."""
     for stage in stages:
         if stage.config.capabilities is not None:
-            return load_capabilities(stage.config.capabilities, stage.model_dir)
+            return load_capabilities(stage.config.capabilities, stage.model_dir, stage.config.name)
     return None
 
 

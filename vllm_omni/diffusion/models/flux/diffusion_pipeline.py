@@ -24,11 +24,9 @@ from vllm_omni.diffusion.models.step_pipeline import (
     shift_of,
 )
 from vllm_omni.diffusion.request import DiffusionRequest
-from vllm_omni.errors import BadRequestError
 
 TEXT: Final = "encoder_hidden_states"
 POOLED: Final = "pooled_projections"
-MAX_TEXT_TOKENS: Final = 512
 
 
 class Flux(StepwisePipeline):
@@ -50,14 +48,8 @@ class Flux(StepwisePipeline):
         return Conditioning(self._encode_text(request.prompt, request), negative)
 
     def _encode_text(self, text: str | None, request: DiffusionRequest) -> Row:
-        length = request.max_sequence_length or MAX_TEXT_TOKENS
-        if length > MAX_TEXT_TOKENS:
-            raise BadRequestError(
-                f"max_sequence_length must be at most {MAX_TEXT_TOKENS}, got {length}",
-                field="max_sequence_length",
-            )
         embeddings, pooled, _ = self.reference.encode_prompt(
-            text, device=self.device, max_sequence_length=length
+            text, device=self.device, max_sequence_length=self.text_length_of(request)
         )
         return {TEXT: embeddings, POOLED: pooled}
 

@@ -3,8 +3,18 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Final
 
+from vllm_omni.diffusion.models.glm_image.bridges import TOKENS
+from vllm_omni.diffusion.models.glm_image.grids import Grids
 from vllm_omni.diffusion.models.interface import Capabilities, ExecutionMode
+
+_GRIDS: Final = Grids.of_size(64, 64)
+_SELF_TEST: Final = {
+    "height": 64,
+    "width": 64,
+    "upstream": {TOKENS: (0,) * (_GRIDS.num_small + _GRIDS.num_large)},
+}
 
 
 def text_to_image(model_dir: Path) -> Capabilities:
@@ -21,5 +31,7 @@ def text_to_image(model_dir: Path) -> Capabilities:
         },
         # A token of the autoregressive model is 32 pixels wide.
         size_multiple=32,
+        max_pixels=2048 * 2048,
         has_preview=True,
+        self_test=_SELF_TEST,
     )

@@ -1,6 +1,6 @@
 """GLM-Image text to image, batched by the denoise step.
 
-The image tokens are written while the prompt is encoded, or come from an upstream stage. The
+The image tokens come from the text stage before, or are written while the prompt is encoded. The
 denoiser has no mask for padded texts, so requests whose texts have different lengths do not share
 a forward, and the two rows of guidance are two forwards, as in the reference.
 """
@@ -15,6 +15,8 @@ import torch
 from diffusers.pipelines.glm_image.pipeline_glm_image import calculate_shift
 
 from vllm_omni.diffusion.models.glm_image import capabilities
+from vllm_omni.diffusion.models.glm_image.bridges import TOKENS
+from vllm_omni.diffusion.models.glm_image.grids import Grids
 from vllm_omni.diffusion.models.interface import Capabilities, DenoiseState, PipelineContext
 from vllm_omni.diffusion.models.step_pipeline import (
     Conditioning,
@@ -24,18 +26,18 @@ from vllm_omni.diffusion.models.step_pipeline import (
     new_schedule,
 )
 from vllm_omni.diffusion.request import DiffusionRequest
+from vllm_omni.errors import RequestFailedError
 
 TEXT: Final = "encoder_hidden_states"
 PRIOR: Final = "prior_token_id"
 IS_DROPPED: Final = "prior_token_drop"
-UPSTREAM_TOKENS: Final = "prior_token_ids"
-"""Key of a request's `upstream`: image tokens as the denoiser takes them, row by row."""
 
 
 class GlmImage(StepwisePipeline):
-    """Guidance is against a picture of no text and no image tokens."""
+    """Writes its image tokens itself. Guidance is against a picture of no text and no tokens."""
 
     reference_class: ClassVar[str] = "GlmImagePipeline"
+    max_text_tokens: ClassVar[int] = 2048
 
     @staticmethod
     def describe(context: PipelineContext) -> Capabilities:
@@ -46,10 +48,8 @@ class GlmImage(StepwisePipeline):
 
     def texts(self, request: DiffusionRequest) -> tuple[Hashable, ...]:
         """The image tokens depend on seed and size."""
-        upstream = request.upstream.get(UPSTREAM_TOKENS)
-        made_from = request.seed, request.height, request.width
-        tokens = made_from if upstream is None else tuple(map(int, upstream))  # type: ignore[call-overload]
-        return (*super().texts(request), tokens)
+        tokens = request.upstream.get(TOKENS)
+        return (*super().texts(request), request.seed, request.height, request.width, tokens)
 
     def encode_one(self, request: DiffusionRequest) -> Conditioning:
         text, negative_text = self.reference.encode_prompt(
@@ -57,7 +57,7 @@ class GlmImage(StepwisePipeline):
             self.is_guided(request),
             device=self.device,
             dtype=self.dtype,
-            max_sequence_length=request.max_sequence_length,
+            max_sequence_length=self.text_length_of(request),
         )
         tokens = self.prior_tokens(request)
         keep, drop = torch.zeros_like(tokens, dtype=torch.bool), torch.ones_like(tokens).bool()
@@ -68,9 +68,6 @@ class GlmImage(StepwisePipeline):
 
     def prior_tokens(self, request: DiffusionRequest) -> torch.Tensor:
         """Image tokens, one per patch of the denoiser: [1, tokens]."""
-        upstream = request.upstream.get(UPSTREAM_TOKENS)
-        if upstream is not None:
-            return torch.tensor([upstream], dtype=torch.long, device=self.device)
         devices = [self.device] if self.device.type == "cuda" else []
         # The reference samples from the process's own random numbers, which it seeds.
         with torch.random.fork_rng(devices=devices):
@@ -154,3 +151,24 @@ class GlmImage(StepwisePipeline):
         std = torch.tensor(vae.config.latents_std).view(shape).to(latents.device, latents.dtype)
         (pixels,) = vae.decode(latents * std + mean, return_dict=False)
         return pixels[0]
+
+
+class GlmImageDenoiser(GlmImage):
+    """The denoiser alone: a text stage has written the image tokens."""
+
+    unused_components: ClassVar[tuple[str, ...]] = ("vision_language_encoder",)
+
+    def prior_tokens(self, request: DiffusionRequest) -> torch.Tensor:
+        assert request.height is not None, "the capabilities have a default"
+        assert request.width is not None, "the capabilities have a default"
+        grids = Grids.of_size(request.height, request.width)
+        written = request.upstream.get(TOKENS, ())
+        assert isinstance(written, Sequence), "the bridge gives token ids"
+        large = written[grids.num_small : grids.num_small + grids.num_large]
+        if len(large) < grids.num_large:
+            raise RequestFailedError(
+                f"the text stage wrote {len(written)} of "
+                f"{grids.num_small + grids.num_large} image tokens"
+            )
+        tokens = torch.tensor([large], dtype=torch.long, device=self.device)
+        return self.reference._upsample_token_ids(tokens, grids.rows, grids.columns)

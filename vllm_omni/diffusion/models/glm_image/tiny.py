@@ -8,11 +8,11 @@ from typing import Any, Final
 from vllm_omni.diffusion.models.tiny_parts import enliven, kl_vae, seeded, t5_encoder, trained_bpe
 
 NUM_CODES: Final = 64
-"""Image tokens; their ids are the first, as in the released model."""
+"""Image tokens; their ids are the first, then come those that begin and end a picture."""
 IMAGE_SPECIALS: Final = (
     *(f"<|dit_token_{i}|>" for i in range(NUM_CODES)),
-    "<|image_start|>",
-    "<|image_end|>",
+    "<|dit_token_16384|>",
+    "<|dit_token_16385|>",
     "<|endoftext|>",
     "<|image|>",
     "<sop>",
@@ -75,8 +75,8 @@ def _tokenizer() -> Any:
 
     return PreTrainedTokenizerFast(
         tokenizer_object=trained_bpe(IMAGE_SPECIALS, vocab_size=384),
-        bos_token="<|image_start|>",
-        eos_token="<|image_end|>",
+        bos_token="<|dit_token_16384|>",
+        eos_token="<|dit_token_16385|>",
         pad_token="<|endoftext|>",
         padding_side="left",
         extra_special_tokens={
@@ -106,7 +106,7 @@ def _writer(tokenizer: Any) -> Any:
         text_config={
             "vocab_size": len(tokenizer),
             "vision_vocab_size": NUM_CODES + 2,
-            "hidden_size": 32,
+            "hidden_size": 64,
             "intermediate_size": 64,
             "num_hidden_layers": 2,
             "num_attention_heads": 2,
@@ -116,7 +116,7 @@ def _writer(tokenizer: Any) -> Any:
             "rope_parameters": {
                 "rope_type": "default",
                 "rope_theta": 10_000.0,
-                "mrope_section": [2, 3, 3],
+                "mrope_section": [4, 6, 6],
             },
             "pad_token_id": tokenizer.pad_token_id,
             "eos_token_id": tokenizer.eos_token_id,
@@ -130,8 +130,8 @@ def _writer(tokenizer: Any) -> Any:
         },
         vq_config={"embed_dim": 16, "num_embeddings": NUM_CODES, "latent_channels": 32},
         image_token_id=token_id("<|image|>"),
-        image_start_token_id=token_id("<|image_start|>"),
-        image_end_token_id=token_id("<|image_end|>"),
+        image_start_token_id=token_id("<|dit_token_16384|>"),
+        image_end_token_id=token_id("<|dit_token_16385|>"),
     )
     model = GlmImageForConditionalGeneration(config).eval()
     model.generation_config = GenerationConfig(

@@ -6,14 +6,14 @@ from pathlib import Path
 
 from vllm_omni.diffusion.models.interface import Capabilities, ExecutionMode
 
-_PARAMS = frozenset({"true_cfg_scale", "negative_prompt", "max_sequence_length", "lora"})
+_PARAMS = frozenset({"true_cfg_scale", "negative_prompt", "lora"})
 
 
 def text_to_image(model_dir: Path) -> Capabilities:
     """Qwen-Image."""
     return Capabilities(
         mode=ExecutionMode.STEP,
-        params=_PARAMS,
+        params=_PARAMS | {"max_sequence_length"},
         defaults={
             "num_inference_steps": 50,
             "height": 1024,
@@ -35,7 +35,6 @@ def edit(model_dir: Path) -> Capabilities:
         defaults={
             "num_inference_steps": 50,
             "true_cfg_scale": 4.0,
-            "max_sequence_length": 512,
         },
         size_multiple=16,
         min_images=1,

@@ -32,6 +32,7 @@ class QwenImage(StepwisePipeline):
     """Text to image. Prompts of different lengths share a forward: padding is masked."""
 
     reference_class: ClassVar[str] = "QwenImagePipeline"
+    max_text_tokens: ClassVar[int] = 1024
 
     @staticmethod
     def describe(context: PipelineContext) -> Capabilities:
@@ -48,7 +49,7 @@ class QwenImage(StepwisePipeline):
 
     def _encode_text(self, text: str | None, request: DiffusionRequest) -> torch.Tensor:
         embeddings, _ = self.reference.encode_prompt(
-            text, device=self.device, max_sequence_length=request.max_sequence_length
+            text, device=self.device, max_sequence_length=self.text_length_of(request)
         )
         return embeddings
 

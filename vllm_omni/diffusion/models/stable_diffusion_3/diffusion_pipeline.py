@@ -19,11 +19,9 @@ from vllm_omni.diffusion.models.step_pipeline import (
     shift_of,
 )
 from vllm_omni.diffusion.request import DiffusionRequest
-from vllm_omni.errors import BadRequestError
 
 TEXT: Final = "encoder_hidden_states"
 POOLED: Final = "pooled_projections"
-MAX_TEXT_TOKENS: Final = 512
 
 
 class StableDiffusion3(StepwisePipeline):
@@ -39,12 +37,6 @@ class StableDiffusion3(StepwisePipeline):
         return (request.guidance_scale or 0.0) > 1
 
     def encode_one(self, request: DiffusionRequest) -> Conditioning:
-        length = request.max_sequence_length or MAX_TEXT_TOKENS
-        if length > MAX_TEXT_TOKENS:
-            raise BadRequestError(
-                f"max_sequence_length must be at most {MAX_TEXT_TOKENS}, got {length}",
-                field="max_sequence_length",
-            )
         text, negative_text, pooled, negative_pooled = self.reference.encode_prompt(
             request.prompt,
             None,
@@ -52,7 +44,7 @@ class StableDiffusion3(StepwisePipeline):
             device=self.device,
             negative_prompt=request.negative_prompt,
             do_classifier_free_guidance=self.is_guided(request),
-            max_sequence_length=length,
+            max_sequence_length=self.text_length_of(request),
         )
         negative = None
         if self.is_guided(request):

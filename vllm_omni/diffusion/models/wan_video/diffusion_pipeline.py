@@ -71,7 +71,7 @@ class WanTextToVideo(StepwisePipeline):
         embeddings = WanPipeline._get_t5_prompt_embeds(
             self.reference,
             text,
-            max_sequence_length=request.max_sequence_length,
+            max_sequence_length=self.text_length_of(request),
             device=self.device,
         )
         return embeddings.to(self.reference.transformer.dtype)

@@ -44,7 +44,7 @@ class ZImage(StepwisePipeline):
             device=self.device,
             do_classifier_free_guidance=self.is_guided(request),
             negative_prompt=request.negative_prompt,
-            max_sequence_length=request.max_sequence_length,
+            max_sequence_length=self.text_length_of(request),
         )
         negative = {TEXT: negative_texts[0]} if self.is_guided(request) else None
         return Conditioning({TEXT: texts[0]}, negative)

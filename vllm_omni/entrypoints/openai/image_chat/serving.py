@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from dataclasses import dataclass
 from typing import Any
 from uuid import uuid4
+
+import msgspec
 
 from vllm_omni.config.pipeline import Task
 from vllm_omni.entrypoints.openai.errors import describe
@@ -61,7 +62,7 @@ class ChatPictures:
             "choices": choices,
             **more,
         }
-        return f"data: {json.dumps(body)}\n\n"
+        return f"data: {msgspec.json.encode(body).decode()}\n\n"
 
 
 class ImageChatServing:

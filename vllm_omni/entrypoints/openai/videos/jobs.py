@@ -9,7 +9,7 @@ import asyncio
 import contextlib
 import dataclasses
 import logging
-from collections.abc import AsyncGenerator, AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator, Iterator
 from contextlib import aclosing, asynccontextmanager
 from dataclasses import dataclass
 from http import HTTPStatus
@@ -42,6 +42,7 @@ class _Job:
     is_abandoned: bool = False
     """Nobody wants its files any more; read by the thread that writes them."""
     task: asyncio.Task[None] | None = None
+    """Set before anybody else can see the job."""
 
 
 class VideoJobs:
@@ -55,6 +56,9 @@ class VideoJobs:
         self._max_jobs = limits.max_queued_videos
         self._group = group
         self._jobs: dict[str, _Job] = {}
+        self._num_creating = 0
+        # What the engine would refuse waits here: a job that was taken on is not told to go away.
+        self._engine_places = asyncio.Semaphore(limits.max_in_flight)
         self._expiry_changed = asyncio.Event()
 
     @classmethod
@@ -82,28 +86,39 @@ class VideoJobs:
         Raises:
             OverloadedError: try again when one has ended.
         """
-        if len(self._jobs) >= self._max_jobs:
+        num_jobs = len(self._jobs) + self._num_creating
+        if num_jobs >= self._max_jobs:
             raise OverloadedError(
-                f"{len(self._jobs)} videos are queued or being made, the most that this server "
+                f"{num_jobs} videos are queued or being made, the most that this server "
                 "takes; try again"
             )
+
+    @contextlib.contextmanager
+    def place(self) -> Iterator[None]:
+        """Hold a job's place while its request is checked and its picture decoded.
+
+        Raises:
+            OverloadedError: there is none.
+        """
+        self.check_place()
+        self._num_creating += 1
+        try:
+            yield
+        finally:
+            self._num_creating -= 1
 
     async def create(
         self, record: VideoRecord, outputs: AsyncGenerator[OmniRequestOutput, None]
     ) -> None:
-        """Store a job and start it.
-
-        Raises:
-            OverloadedError: there are too many.
-        """
-        self.check_place()
+        """Store a job and start it; the caller holds its place."""
         job = _Job(record, outputs)
-        self._jobs[record.id] = job
         try:
             await self.store.create(record)
         except BaseException:
-            del self._jobs[record.id]
+            # Nobody has heard of it: the client left meanwhile, or the disk is full.
+            await asyncio.shield(self.store.delete(record.id))
             raise
+        self._jobs[record.id] = job
         job.task = self._group.create_task(self._run(job), name=record.id)
 
     def progress(self, video_id: str) -> int:
@@ -164,7 +179,7 @@ class VideoJobs:
     async def _make(self, job: _Job) -> Frames:
         frames: Frames | None = None
         has_started = False
-        async with aclosing(job.outputs) as outputs:
+        async with self._engine_places, aclosing(job.outputs) as outputs:
             async for output in outputs:
                 if not has_started:
                     has_started = True

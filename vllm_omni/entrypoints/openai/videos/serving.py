@@ -40,14 +40,13 @@ class VideoServing:
     """Knows no HTTP."""
 
     def __init__(self, requests: DenoiseRequests, jobs: VideoJobs, timeout_s: float) -> None:
-        """`timeout_s` is a job's deadline, its wait included."""
+        """`timeout_s` is a job's deadline once the engine has it."""
         self._requests = requests
         self._jobs = jobs
         self._timeout_s = timeout_s
 
     def check_admission(self) -> None:
         """Refuse at once what would be refused after its input was read."""
-        self._requests.check_admission()
         self._jobs.check_place()
 
     async def create(self, request: VideoRequest, given: InputImages) -> dict[str, Any]:
@@ -63,9 +62,6 @@ class VideoServing:
             raise BadRequestError("a video starts from one picture at most", field=_INPUT)
         model = self._requests.check_request(request, request.prompt, given, _INPUT)
         params = self._params(request)
-        self.check_admission()
-        prompt = await self._requests.load(request.prompt, given)
-        await self._requests.check_prepared(Task.VIDEO, prompt, params, names)
         record = VideoRecord(
             id=new_video_id(),
             created_at=int(time.time()),
@@ -75,8 +71,11 @@ class VideoServing:
             size=self._size(params),
             seconds=_seconds(request, params, self._defaults()),
         )
-        outputs = self._requests.run(Task.VIDEO, prompt, params, self._timeout_s, names)
-        await self._jobs.create(record, outputs)
+        with self._jobs.place():
+            prompt = await self._requests.load(request.prompt, given)
+            await self._requests.check_prepared(Task.VIDEO, prompt, params, names)
+            outputs = self._requests.run(Task.VIDEO, prompt, params, self._timeout_s, names)
+            await self._jobs.create(record, outputs)
         return record.body()
 
     async def get(self, video_id: str) -> dict[str, Any]:
