@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import atexit
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import pytest
 
@@ -57,6 +58,26 @@ def test_stages_start_side_by_side() -> None:
     assert starts.most == 3
     assert [pool.live_replica_ids() for pool in engine.stage_pools] == [[0], [0], [0]]
     engine.shutdown()
+
+
+def test_a_program_that_ends_without_shutdown_stops_its_replicas(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    at_exit: list[Callable[[], object]] = []
+    monkeypatch.setattr(atexit, "register", at_exit.append)
+    monkeypatch.setattr(atexit, "unregister", at_exit.remove)
+    config = fake_config(chain_pipeline(2))
+    engine, clients = engine_of(config, FakeLauncher(clients_for(1, 1)))
+    engine.start().result(timeout=10)
+    (end,) = at_exit
+
+    end()
+
+    assert not engine.is_alive()
+    assert [client.shutdown_calls for (client,) in clients] == [1, 1]
+    assert engine.supervisor.statuses()[0].last_error is None
+    assert at_exit == []
+    end()
 
 
 def test_replicas_on_the_same_accelerator_start_one_after_another() -> None:

@@ -7,6 +7,7 @@ and lives as long as they do. The API's side holds this object; it never touches
 from __future__ import annotations
 
 import asyncio
+import atexit
 import concurrent.futures
 import importlib
 import itertools
@@ -151,6 +152,11 @@ class OmniEngine:
             if self._thread.is_alive():
                 logger.error("the orchestrator did not stop in time")
 
+    def _end_with_interpreter(self) -> None:
+        """For a program that ends without `shutdown`; nothing in a fork, which has no thread."""
+        if self.is_alive():
+            self.shutdown()
+
     def _begin_shutdown(self, drain_s: float) -> None:
         if self._orchestrator is not None:
             self._orchestrator.request_shutdown(drain_s)
@@ -169,6 +175,7 @@ class OmniEngine:
             if not self._fail_start(error):
                 logger.critical("the orchestrator's thread ends", exc_info=error)
         finally:
+            atexit.unregister(self._end_with_interpreter)
             with self._lock:
                 self._loop = None
             self.inbox.close()
@@ -202,6 +209,9 @@ class OmniEngine:
         )
         self._orchestrator.supervised_by(self.supervisor)
         self.supervisor.begin(self._orchestrator)
+        # Runs before the finalizers of vLLM's clients, which were made by now: what those close
+        # would look like the death of replicas.
+        atexit.register(self._end_with_interpreter)
         self._ready.set_result(None)
         await self._orchestrator.run()
 
