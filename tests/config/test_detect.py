@@ -14,6 +14,16 @@ def one_line_error(match: str):
     return pytest.raises(ConfigError, match=rf"^[^\n]*{match}[^\n]*$")
 
 
+def safetensors_bytes() -> bytes:
+    header = {
+        "__metadata__": {"format": "pt"},
+        "a": {"dtype": "F32", "shape": [4], "data_offsets": [0, 16]},
+        "b": {"dtype": "U8", "shape": [3], "data_offsets": [16, 19]},
+    }
+    text = json.dumps(header).encode()
+    return len(text).to_bytes(8, "little") + text + bytes(19)
+
+
 def test_a_pipelines_folder_is_recognised_by_its_model_type(model_dir: Path):
     assert detect(model_dir) == "test_trio"
 
@@ -93,12 +103,25 @@ def test_an_autoregressive_stage_needs_its_own_config(model_dir: Path):
 
 @pytest.mark.parametrize(
     ("content", "message"),
-    [(b"", "is empty"), (b"version https://git-lfs.github.com/spec/v1\noid x", "git lfs pull")],
+    [
+        (b"", "is empty"),
+        (b"version https://git-lfs.github.com/spec/v1\noid x", "git lfs pull"),
+        (b"w", "is cut short"),
+        (safetensors_bytes()[:20], "is cut short"),
+        (safetensors_bytes()[:-1], "is cut short"),
+        ((4).to_bytes(8, "little") + b"junk", "no safetensors file"),
+        ((2).to_bytes(8, "little") + b"[]", "no safetensors file"),
+    ],
 )
 def test_weights_that_are_no_weights(model_dir: Path, content: bytes, message: str):
     (model_dir / "mind" / "model.safetensors").write_bytes(content)
     with one_line_error(f"stage 'mind': weights file '.*' .*{message}"):
         check_weights(model_dir, PIPELINE)
+
+
+def test_weights_that_are_whole(model_dir: Path):
+    (model_dir / "mind" / "model.safetensors").write_bytes(safetensors_bytes())
+    check_weights(model_dir, PIPELINE)
 
 
 def test_a_missing_shard(model_dir: Path):

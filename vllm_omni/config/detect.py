@@ -21,6 +21,8 @@ INDEX_NAME: Final = "model_index.json"
 """A diffusers folder has it instead of a config.json."""
 WEIGHT_SUFFIXES: Final = (".safetensors", ".onnx", ".bin", ".pt", ".pth", ".gguf")
 _HUB_ID: Final = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
+_LENGTH_BYTES: Final = 8
+"""Of a safetensors file: how long its header is."""
 _LFS_POINTER: Final = b"version https://git-lfs"
 _LFS_POINTER_MAX_BYTES: Final = 1024
 
@@ -140,8 +142,26 @@ def _check_stage_weights(stage: str, folder: Path, kind: StageKind) -> None:
             raise ConfigError(
                 f"stage {stage!r}: weights file '{path}' is a Git LFS pointer; run `git lfs pull`"
             )
+        if path.suffix == ".safetensors" and not _is_whole(path, size_bytes):
+            raise ConfigError(
+                f"stage {stage!r}: weights file '{path}' is cut short or no safetensors file"
+            )
     for index in sorted(folder.glob("*.index.json")):
         _check_shards(stage, index)
+
+
+def _is_whole(path: Path, size_bytes: int) -> bool:
+    """Whether a safetensors file has all the bytes that its header promises."""
+    with path.open("rb") as file:
+        num_bytes = int.from_bytes(file.read(_LENGTH_BYTES), "little")
+        if num_bytes > size_bytes - _LENGTH_BYTES:
+            return False
+        try:
+            tensors = json.loads(file.read(num_bytes))
+            ends = [t["data_offsets"][1] for name, t in tensors.items() if name != "__metadata__"]
+            return _LENGTH_BYTES + num_bytes + max(ends, default=0) <= size_bytes
+        except (ValueError, KeyError, TypeError, AttributeError, IndexError):
+            return False
 
 
 def _check_shards(stage: str, index: Path) -> None:

@@ -23,7 +23,7 @@ def model_dir(tmp_path: Path) -> Path:
         part = tmp_path / stage
         part.mkdir()
         (part / "config.json").write_text("{}")
-        (part / "model.safetensors").write_bytes(b"w")
+        (part / "model.safetensors").write_bytes(b"\2" + bytes(7) + b"{}")
     return tmp_path
 
 
