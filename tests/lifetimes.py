@@ -1,6 +1,6 @@
-"""Programs that use the library on the tone model, for tests of how they end.
+"""Programs that use the library, for tests of how they end: on the tone model, or on a tiny Llama.
 
-    python -m tests.lifetimes omni|async_omni starting|idle|busy PIPE [ending]
+    python -m tests.lifetimes omni|async_omni|text_omni starting|idle|busy PIPE [ending]
 
 At its moment the program writes a word to PIPE. `ending` is what it does by itself after a line on
 its input: `raise`, `exit`, `return`; without one it waits for a signal.
@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import signal
 import sys
+import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
@@ -49,17 +50,45 @@ def tone_config(num_replicas: int = 1, **engine_args: object) -> ResolvedConfig:
     )
 
 
+def llama_config() -> ResolvedConfig:
+    """One stage of vLLM's that writes."""
+    from tests.ar_replicas import ENGINE_ARGS
+    from tests.tiny_models import make_tiny_llama
+
+    folder = Path(tempfile.gettempdir()) / "llama"
+    folder.mkdir()
+    stage = StageConfig(name="thinker", kind=StageKind.AUTOREGRESSIVE, emits=Modality.TEXT)
+    return ResolvedConfig(
+        model_dir=make_tiny_llama(folder),
+        pipeline=PipelineConfig(
+            model_type="test_llama",
+            stages=(stage,),
+            edges=(),
+            entries={Task.CHAT: "thinker"},
+        ),
+        stages=(
+            ResolvedStage(
+                stage_id=0,
+                config=stage,
+                deploy=StageDeploy(devices=("cpu",), num_threads=1, engine_args=dict(ENGINE_ARGS)),
+                model_dir=folder,
+            ),
+        ),
+        limits=ServerLimits(),
+    )
+
+
 def main(kind: str, moment: str, pipe: str, ending: str = "") -> None:
     # A test that runs in the background of a shell inherits that it is ignored.
     signal.signal(signal.SIGINT, signal.default_int_handler)
     options: dict[str, object] = {"load": "hang", "tell": pipe} if moment == "starting" else {}
-    config = tone_config(**options)
+    config = llama_config() if kind == "text_omni" else tone_config(**options)
 
     def now() -> None:
         with open(pipe, "w") as file:
             file.write(moment)
 
-    program: Callable[..., None] = with_omni if kind == "omni" else with_async_omni
+    program: Callable[..., None] = with_async_omni if kind == "async_omni" else with_omni
     program(config, moment, now, ending)
 
 
@@ -67,7 +96,7 @@ def with_omni(config: ResolvedConfig, moment: str, now: Callable[[], None], endi
     from vllm_omni.entrypoints.omni import Omni
 
     omni = Omni(config=config)
-    omni.generate("hello", task=Task.SPEECH, use_tqdm=False)
+    omni.generate("hello", use_tqdm=False)
     now()
     if moment == "busy":
         omni.generate("!sleep=600", task=Task.SPEECH, use_tqdm=False)

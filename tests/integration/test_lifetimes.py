@@ -140,6 +140,17 @@ def test_a_program_that_forgets_to_shut_down_leaves_no_process(
     assert nothing_stays(folder)
 
 
+def test_the_end_of_a_program_is_no_death_of_its_replicas(folder: Path) -> None:
+    """vLLM's client closes itself when the interpreter ends."""
+    with program(folder, "text_omni", "idle", "return") as script:
+        code = script.end()
+
+    assert code == 0, script.said
+    assert "died" not in script.said
+    assert "started again" not in script.said
+    assert nothing_stays(folder)
+
+
 def test_a_start_removes_what_the_dead_left_and_nothing_of_the_living(folder: Path) -> None:
     base = folder / f"vllm-omni-{os.getuid()}"
     with program(folder, "omni", "idle") as living:
