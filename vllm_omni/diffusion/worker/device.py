@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import threading
 from collections.abc import Callable, Iterator
 from typing import Literal
 
@@ -18,6 +19,9 @@ class Device:
         self.name = name
         self._platform = platform_of(name)
         self._platform.prepare_process()
+        self._turn = threading.RLock() if name == "cpu" else None
+        """A processor computes for one lane at a time: two with a team of threads each would take
+        the same cores from each other."""
 
     def __repr__(self) -> str:
         return f"<Device {self.name}>"
@@ -25,7 +29,8 @@ class Device:
     @contextlib.contextmanager
     def computing(self) -> Iterator[None]:
         """Around everything a thread computes: nothing is kept for gradients."""
-        with self._platform.using(self.name), torch.inference_mode():
+        turn = self._turn or contextlib.nullcontext()
+        with turn, self._platform.using(self.name), torch.inference_mode():
             yield
 
     def limit_memory(self, fraction: float) -> None:
