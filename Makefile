@@ -5,6 +5,7 @@
 #   make serve        the same server, kept running (PORT=8091)
 #   make test         format, types, architecture, then the tests: unit, integration, parity, e2e
 #   make reliability  break a running server in every way we know (eight minutes, an idle machine)
+#   make thorough     large families against their references, and through HTTP (an hour)
 #   make check        the first half of make test: format, types, architecture, documents
 #   make docs         the site, into site/
 #   make clean        remove what these made, except .venv
@@ -22,10 +23,10 @@ DEMO_DONE := $(DEMO_MODEL)/config.json
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 export NO_MKDOCS_2_WARNING := 1
 
-.PHONY: help setup demo demo-model serve test reliability check docs clean
+.PHONY: help setup demo demo-model serve test reliability thorough check docs clean
 
 help:
-	@sed -n '3,11s/^# \{0,1\}//p' Makefile
+	@sed -n '3,12s/^# \{0,1\}//p' Makefile
 
 setup: $(SETUP)
 
@@ -54,6 +55,9 @@ test: check $(DEMO_DONE)
 
 reliability: $(SETUP)
 	@LAYERS=dfx bash tools/test_layers.sh
+
+thorough: $(SETUP)
+	@LAYERS=thorough bash tools/test_layers.sh
 
 docs: $(SETUP)
 	@$(BIN)/python -m mkdocs build --strict --quiet --site-dir site

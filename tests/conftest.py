@@ -2,7 +2,8 @@
 
 tests/{integration,parity,e2e,dfx}/ are the layers of these names. Of the other folders, which
 mirror the source tree, tests marked `slow` or `weights` start processes or load models:
-integration. Everything else is a unit test.
+integration. Everything else is a unit test. Wherever a test stands, the mark `thorough` puts it
+into the layer of that name, which `make thorough` runs.
 """
 
 from __future__ import annotations
@@ -17,16 +18,19 @@ import pytest
 # A run in the background starts with SIGINT ignored, and every process of the tests inherits it.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
-LAYERS: Final = ("unit", "integration", "parity", "e2e", "dfx")
+FOLDERS: Final = ("integration", "parity", "e2e", "dfx")
+LAYERS: Final = ("unit", *FOLDERS, "thorough")
 _TESTS: Final = Path(__file__).parent
 
 
 def layer_of(path: Path, marks: Iterable[str]) -> str:
     """The layer of a test in the file `path`, relative to tests/."""
-    folder = path.parts[0]
-    if folder in LAYERS:
+    folder, names = path.parts[0], set(marks)
+    if "thorough" in names:
+        return "thorough"
+    if folder in FOLDERS:
         return folder
-    return "integration" if {"slow", "weights"} & set(marks) else "unit"
+    return "integration" if {"slow", "weights"} & names else "unit"
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -21,6 +20,8 @@ from vllm_omni.diffusion.request import DiffusionRequest
 from vllm_omni.diffusion.worker.worker import Worker
 from vllm_omni.errors import ConfigError
 
+pytestmark = pytest.mark.slow  # compiles, and leaves the compiler's processes to the end
+
 Draw = Callable[..., NDArray[np.uint8]]
 SIZE = {"height": 64, "width": 64, "num_inference_steps": 6}
 
@@ -36,7 +37,6 @@ def plain(model_dir: Path) -> Worker:
 
 
 def make_worker(model_dir: Path, **engine_args: object) -> Worker:
-    logging.getLogger("vllm_omni").setLevel(logging.CRITICAL)
     spec = stripe_spec(
         model_dir=model_dir,
         model_class="vllm_omni.diffusion.models.qwen_image.diffusion_pipeline:QwenImage",
@@ -214,7 +214,6 @@ def test_a_model_that_cannot_do_it_refuses(option: str) -> None:
         Worker(spec, lambda what: None)
 
 
-@pytest.mark.slow
 def test_compiled_blocks_give_the_same_picture(model_dir: Path, plain: Worker) -> None:
     compiled = make_worker(model_dir, enforce_eager=False, compile_sizes=("64x64",))
 

@@ -32,7 +32,7 @@ from tests.entrypoints.openai.media.clips import mp4, png
 from tests.parity.thinkers import without_voice
 from vllm_omni.model_executor.models.qwen2_5_omni.tiny import make_tiny
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.thorough, pytest.mark.slow, pytest.mark.timeout(600)]
 
 CLIP = mp4(num_frames=8, rate=4, sound_s=2.0)
 FIRST = "messages[0].content[0]"

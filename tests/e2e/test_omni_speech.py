@@ -19,7 +19,7 @@ from tests.entrypoints.openai.media.clips import png
 from vllm_omni.model_executor.models.qwen2_5_omni.tiny import make_tiny as make_qwen2_5
 from vllm_omni.model_executor.models.qwen3_omni.tiny import make_tiny as make_qwen3
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.thorough, pytest.mark.slow, pytest.mark.timeout(900)]
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ from tests.entrypoints.openai.media.clips import mp4, png
 from tests.examples.test_examples import run, seconds
 from vllm_omni.model_executor.models.qwen3_omni.tiny import make_tiny
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.thorough, pytest.mark.slow, pytest.mark.timeout(600)]
 
 
 @pytest.fixture(scope="module")

@@ -15,7 +15,7 @@ from tests.examples.test_examples import EXAMPLES, run
 from vllm_omni.diffusion.models.qwen_image.tiny import make_tiny as make_qwen_image
 from vllm_omni.diffusion.models.wan_video.tiny import make_tiny as make_wan_video
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]
+pytestmark = [pytest.mark.thorough, pytest.mark.slow, pytest.mark.timeout(400)]
 
 
 @pytest.fixture(scope="module")

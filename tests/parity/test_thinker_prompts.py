@@ -27,7 +27,7 @@ from vllm_omni.model_executor.models.qwen2_5_omni.tiny import make_real as make_
 from vllm_omni.model_executor.models.qwen3_omni import pipeline as qwen3
 from vllm_omni.model_executor.models.qwen3_omni.tiny import make_real as make_qwen3
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.thorough, pytest.mark.slow, pytest.mark.timeout(300)]
 
 Family = tuple[Callable[[Path], Path], Any, str]
 FAMILIES: dict[str, Family] = {

@@ -40,6 +40,7 @@ async def test_a_burst_is_refused_before_a_picture_is_decoded(
         # All at once: nobody is in when the first of them are looked at.
         tasks = [asyncio.create_task(rig.edit(files)) for _ in range(50)]
         await eventually(lambda: sum(task.done() for task in tasks) == 46)
+        await eventually(lambda: len(rig.replica.added) == 4)
         refused = [task.result() for task in tasks if task.done()]
         for task in tasks:
             task.cancel()

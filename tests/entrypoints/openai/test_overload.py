@@ -79,7 +79,7 @@ async def test_a_burst_on_an_idle_server_prepares_no_more_than_can_run(
         return ()
 
     monkeypatch.setattr(text_answers, "read_json", counted_parse)
-    monkeypatch.setattr(loader.AudioLoader, "load", held_load)
+    monkeypatch.setattr(loader.MediaLoader, "load", held_load)
     body = json.dumps(say(content=[audio_part(wav_base64(160_000))])).encode()
     async with serving(text_parts, limits=ServerLimits(max_in_flight=4)) as rig:
 

@@ -17,7 +17,7 @@ from tests.parity.thinkers import (
 )
 from vllm_omni.model_executor.models.qwen2_5_omni.tiny import make_tiny
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.thorough, pytest.mark.slow, pytest.mark.timeout(900)]
 
 
 @pytest.mark.parametrize(("seed", "how"), list(enumerate(HOW)))

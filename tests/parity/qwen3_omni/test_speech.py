@@ -14,7 +14,11 @@ from tests.parity.speech import Chain, Speaker, Spoken, chain
 from vllm_omni.model_executor.models.qwen3_omni.pipeline import PIPELINE
 from vllm_omni.model_executor.models.qwen3_omni.tiny import make_tiny
 
-pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.timeout(900)]
+pytestmark = [
+    pytest.mark.thorough,
+    pytest.mark.asyncio(loop_scope="module"),
+    pytest.mark.timeout(900),
+]
 
 NUM_FRAMES = 20
 LENGTHS = {"text": 6, "image": 1, "audio": 9, "video": 4, "mixed": 12}
