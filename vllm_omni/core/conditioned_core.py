@@ -7,7 +7,7 @@ its prompt, then gives each later position its condition. See `conditioning.py`.
 from __future__ import annotations
 
 import logging
-from collections.abc import Collection, Mapping
+from collections.abc import Collection
 from typing import Any
 
 from vllm.v1.engine import (
@@ -64,11 +64,11 @@ class ConditionedCore(StageCore):
             self._fail(request.request_id, request.client_index, message)
         super().end_late(request_ids)
 
-    def figures(self) -> Mapping[str, float]:
-        figures = dict(super().figures())
-        waiting = self._fed.num_parked + self.scheduler.num_starved
-        figures["num_runnable"] = max(int(self._is_handling), figures["num_runnable"] - waiting)
-        return figures
+    def _num_runnable(self) -> int:
+        num_runnable = super()._num_runnable()
+        if self._command_began_s is not None:
+            return num_runnable
+        return max(0, num_runnable - self._fed.num_parked - self.scheduler.num_starved)
 
     def num_requests(self) -> int:
         return super().num_requests() + self._fed.num_parked

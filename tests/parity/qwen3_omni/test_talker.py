@@ -29,7 +29,11 @@ class Case:
     spoken: list[Spoken]
 
 
-@pytest_asyncio.fixture(scope="module", loop_scope="module", params=[0, 1, 2])
+@pytest_asyncio.fixture(
+    scope="module",
+    loop_scope="module",
+    params=[0, *(pytest.param(seed, marks=pytest.mark.thorough) for seed in (1, 2))],
+)
 async def case(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> AsyncIterator[Case]:
