@@ -89,11 +89,11 @@ def _install_losses() -> None:
     orders: dict[str, Order] = {}
     real_open, real_post = TokenStreams.open, ZmqSender._post
 
-    def remember(self: TokenStreams, request_id: str, params: Any) -> None:
+    def remember(self: TokenStreams, request_id: str, params: Any, prompt: Any = None) -> None:
         order = order_in(params.seed if params is not None else None)
         if order is not None:
             orders.update((target.stream, order) for target in targets_of(params))
-        real_open(self, request_id, params)
+        real_open(self, request_id, params, prompt)
 
     def lose(self: ZmqSender, link: Any, message: wire.Message, payload: Any = None) -> bool:
         if _is_lost(message, orders):
