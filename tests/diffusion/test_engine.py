@@ -15,7 +15,7 @@ from vllm_omni.diffusion.worker.model_runner import MAX_FAILED_IN_A_ROW
 
 @pytest.fixture
 def bench() -> Bench:
-    logging.getLogger("vllm_omni").setLevel(logging.CRITICAL)
+    logging.getLogger("vllm_omni.diffusion").setLevel(logging.CRITICAL)
     return Bench()
 
 
