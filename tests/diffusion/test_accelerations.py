@@ -214,6 +214,8 @@ def test_a_model_that_cannot_do_it_refuses(option: str) -> None:
         Worker(spec, lambda what: None)
 
 
+@pytest.mark.thorough  # the compiler takes a minute
+@pytest.mark.timeout(400)
 def test_compiled_blocks_give_the_same_picture(model_dir: Path, plain: Worker) -> None:
     compiled = make_worker(model_dir, enforce_eager=False, compile_sizes=("64x64",))
 

@@ -78,7 +78,7 @@ async def test_a_thinker_that_fails_fails_the_talker_with_its_words(stage: Talke
         assert heard.end == "error"
         failure = await failure_of(stage, request_id)
         assert failure is not None
-        assert failure.message == "stage talker/0: stage thinker failed: out of memory"
+        assert failure.message == "stage thinker failed: out of memory"
     assert len(await stage.speak(PROMPT, [70, 71], 5)) == 5
 
 
@@ -113,7 +113,7 @@ async def test_a_stage_where_all_wait_does_not_turn(stage: Talker) -> None:
 
     # Only the questions themselves were turns of its loop.
     assert after["progress"] - before["progress"] == 50
-    assert (after["num_requests"], after["num_runnable"]) == (3, 1)
+    assert (after["num_requests"], after["num_runnable"]) == (3, 0)
     await stage.requests.client.abort_requests_async([request_id for request_id, *_ in requests])
 
 

@@ -22,6 +22,7 @@ from vllm_omni.core.conditioned_requests import ConditionedRequests, sources_of
 from vllm_omni.core.conditioning import ConditionedPrompt
 from vllm_omni.core.stage_core import StageCore, StepOutputs
 from vllm_omni.core.stage_scheduler import StageScheduler
+from vllm_omni.errors import RequestFailedError
 
 logger = logging.getLogger(__name__)
 
@@ -131,8 +132,9 @@ class ConditionedCore(StageCore):
         self._fed.drop([request_id])
         if self._streams is not None:
             self._streams.fail([request_id], message)
+        reason = f"{RequestFailedError.code} {message}"  # as `decode_reason` reads it
         output = EngineCoreOutput(
-            request_id, [], finish_reason=FinishReason.ERROR, stop_reason=message
+            request_id, [], finish_reason=FinishReason.ERROR, stop_reason=reason
         )
         outputs = EngineCoreOutputs(outputs=[output], finished_requests={request_id})
         self.output_queue.put_nowait((client_index, outputs))
