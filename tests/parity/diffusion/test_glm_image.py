@@ -13,6 +13,8 @@ from vllm_omni.diffusion.models.glm_image.diffusion_pipeline import PRIOR, GlmIm
 from vllm_omni.diffusion.models.glm_image.tiny import make_tiny
 from vllm_omni.diffusion.request import DiffusionRequest
 
+SEEDS = (0, *(pytest.param(seed, marks=pytest.mark.thorough) for seed in (1, 2)))
+
 pytestmark = pytest.mark.slow
 
 PROMPTS = ("a red fox", 'a sign that says "hello"', "the words 'one' and 'two'")
@@ -23,7 +25,7 @@ def model_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return make_tiny(tmp_path_factory.mktemp("tiny") / "model", 1)
 
 
-@pytest.mark.parametrize("seed", [0, 1, 2])
+@pytest.mark.parametrize("seed", SEEDS)
 def test_tokens_and_latents_are_the_reference_s(model_dir: Path, seed: int) -> None:
     asked = DiffusionRequest(
         request_id="0",

@@ -18,6 +18,8 @@ from vllm_omni.diffusion.models.plain_diffusers.tiny import VARIANTS, make_tiny
 from vllm_omni.diffusion.request import DiffusionRequest
 from vllm_omni.errors import BadRequestError
 
+SEEDS = (0, *(pytest.param(seed, marks=pytest.mark.thorough) for seed in (1, 2)))
+
 pytestmark = pytest.mark.slow
 
 
@@ -45,7 +47,7 @@ def goes_on(step: int, num_steps: int) -> bool:
     return True
 
 
-@pytest.mark.parametrize("seed", [0, 1, 2])
+@pytest.mark.parametrize("seed", SEEDS)
 def test_a_picture_is_the_reference_s(folders: dict[str, Path], seed: int) -> None:
     folder = folders["text_to_image"]
     pixels = AnyDiffusers(context_of(folder)).run(request(seed), goes_on)
