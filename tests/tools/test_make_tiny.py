@@ -44,7 +44,7 @@ def test_the_seed_decides_every_byte_of_a_checkpoint_of_the_family(
     a, b, c = (contents(tmp_path / name) for name in "abc")
     assert a == b
     assert a != c
-    assert sum(map(len, a.values())) < 16 << 20
+    assert sum(map(len, a.values())) < 128 << 20  # a real vocabulary is most of the largest
     name = detect(tmp_path / "a")
     assert name is not None
     assert name == family or (tmp_path / "a" / "model_index.json").is_file()
