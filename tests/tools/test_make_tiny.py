@@ -30,18 +30,8 @@ def contents(folder: Path) -> dict[str, bytes]:
     }
 
 
-NOT_YET_THE_SAME = frozenset({"qwen3_omni"})
-"""Families whose checkpoint still differs from run to run with one seed."""
-
-
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "family",
-    [
-        pytest.param(name, marks=pytest.mark.thorough if name in NOT_YET_THE_SAME else ())
-        for name in families()
-    ],
-)
+@pytest.mark.parametrize("family", families())
 def test_the_seed_decides_every_byte_of_a_checkpoint_of_the_family(
     family: str, tmp_path: Path
 ) -> None:

@@ -4,6 +4,7 @@ the released sizes without weights. Same layout and names of weights as the rele
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -121,10 +122,21 @@ def make_tiny(out_dir: Path, seed: int = 0, *, thinking: bool = False) -> Path:
         model = Qwen3OmniMoeForConditionalGeneration(config)
         if not thinking:
             spread_weights(model.code2wav, gain=0.7)
+            _fill_experts(model.talker)
     model.save_pretrained(out_dir)
     # Random weights seldom choose the end token: bound what a request without a limit writes.
     _write_rest(out_dir, config, {"max_new_tokens": 64})
     return out_dir
+
+
+def _fill_experts(talker: Any) -> None:
+    """The reference class leaves the memory of the talker's experts as it found it."""
+    import torch
+
+    with torch.no_grad():
+        for parameter in talker.parameters():
+            if parameter.ndim == 3:  # all experts of a layer in one
+                parameter.normal_(std=1 / math.sqrt(parameter.shape[-1]))
 
 
 def make_real(out_dir: Path) -> Path:
