@@ -19,7 +19,7 @@ import pytest
 from tests.processes import Family
 from vllm_omni.distributed.run_directory import RunDirectory
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(180)]
+pytestmark = [pytest.mark.slow, pytest.mark.alone, pytest.mark.timeout(180)]
 
 SIGNALS = [signal.SIGINT, signal.SIGTERM, signal.SIGKILL]
 CHILD_LIMIT_S = 5.0

@@ -246,6 +246,7 @@ async def test_what_a_one_shot_stage_does_not_take_is_refused() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.alone
 async def test_five_hundred_aborts_leave_nothing_behind(thinker: Connector) -> None:
     async with running() as client:
         await _abort_many(client, thinker, 100)

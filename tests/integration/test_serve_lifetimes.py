@@ -18,7 +18,7 @@ from tests.processes import Family, descendants
 from tests.tiny_models import make_tiny
 from vllm_omni.distributed.run_directory import RunDirectory
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.slow, pytest.mark.alone, pytest.mark.timeout(300)]
 
 SERVER_LIMIT_S = 30.0
 """How long the server may take to end: drain, replicas, interpreter, on busy cores."""
