@@ -136,8 +136,9 @@ async def test_a_full_shared_memory_is_nobodys_problem(rig: Rig) -> None:
             await under_way(rig.client, outcomes)
             ended = [*await asyncio.gather(*tasks), *await finish(streams)]
         assert all(one.succeeded for one in ended), [str(one) for one in ended]
+        num_restarts = await rig.num_restarts("voice/0")
         await rig.kill("voice/0")
-        await rig.until_whole()
+        await rig.comes_back("voice/0", num_restarts)
     assert rig.server.replicas().keys() == pids.keys()
 
 
