@@ -34,7 +34,8 @@ def main() -> int:
     arguments = _arguments()
     config = json.loads((arguments.model_dir / "config.json").read_text(encoding="utf-8"))
     model_type = config["model_type"]
-    stage = next(s for s in load_pipeline(model_type).stages if s.emits is Modality.AUDIO)
+    stages = load_pipeline(model_type, arguments.model_dir).stages
+    stage = next(stage for stage in stages if stage.emits is Modality.AUDIO)
     reference, groups = REFERENCES[model_type](arguments.model_dir, _context(stage, arguments, [1]))
     rng = np.random.default_rng(0)
     codes = rng.integers(0, 2048, (arguments.frames, groups), dtype=np.int32)

@@ -152,9 +152,6 @@ class PipelineConfig:
     pictures or videos."""
     voices: str | None = None
     """`module:function` from model folder to voice names; None: the pipeline does not speak."""
-    variant: str | None = None
-    """`module:function` from model folder to the pipeline that this checkpoint has, for a family
-    whose checkpoints differ in their stages; None: all have the same."""
     absent: Mapping[Modality, str] = field(default_factory=dict)
     """Why this checkpoint does not write a modality that others of its family do."""
     deploy_name: str = ""

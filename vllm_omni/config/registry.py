@@ -20,8 +20,8 @@ from vllm_omni.errors import ConfigError, UnsupportedModelError
 ENTRY_POINT_GROUP: Final = "vllm_omni.pipelines"
 
 PIPELINES: Final[Mapping[str, str]] = {
-    "qwen2_5_omni": "vllm_omni.model_executor.models.qwen2_5_omni.pipeline:PIPELINE",
-    "qwen3_omni_moe": "vllm_omni.model_executor.models.qwen3_omni.pipeline:PIPELINE",
+    "qwen2_5_omni": "vllm_omni.model_executor.models.qwen2_5_omni.pipeline:pipeline_of",
+    "qwen3_omni_moe": "vllm_omni.model_executor.models.qwen3_omni.pipeline:pipeline_of",
     "smol_voice": "vllm_omni.model_executor.models.smol_voice.pipeline:PIPELINE",
     "FluxPipeline": "vllm_omni.diffusion.models.flux.pipeline:PIPELINE",
     "GlmImagePipeline": "vllm_omni.diffusion.models.glm_image.pipeline:ONE_STAGE",
@@ -73,11 +73,12 @@ def _order(point: EntryPoint) -> tuple[str, str]:
 def load_pipeline(model_type: str, model_dir: Path | None = None) -> PipelineConfig:
     """Import exactly one model family: the one being served.
 
-    Where the pipeline depends on the checkpoint, `model_dir` is the folder that it is made from.
+    Where checkpoints of a family differ in their stages, `model_dir` is the folder to look at.
 
     Raises:
         UnsupportedModelError: no family has this `model_type`.
-        ConfigError: an installed package registers something that is no pipeline.
+        ConfigError: an installed package registers something that is no pipeline, or the family
+            cannot tell its stages from the folder.
     """
     known = known_pipelines()
     if model_type not in known:
@@ -98,17 +99,3 @@ def load_pipeline(model_type: str, model_dir: Path | None = None) -> PipelineCon
     if not isinstance(pipeline, PipelineConfig):
         raise ConfigError(f"{known[model_type]} is not a PipelineConfig")
     return pipeline
-
-
-def pipeline_of(pipeline: PipelineConfig, model_dir: Path) -> PipelineConfig:
-    """The stages that this very checkpoint has.
-
-    Raises:
-        ConfigError: the family cannot tell from the folder.
-    """
-    if pipeline.variant is None:
-        return pipeline
-    module, _, name = pipeline.variant.partition(":")
-    variant = getattr(importlib.import_module(module), name)(model_dir)
-    assert isinstance(variant, PipelineConfig), f"{pipeline.variant} gives no PipelineConfig"
-    return variant

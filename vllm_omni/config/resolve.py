@@ -19,7 +19,7 @@ from vllm_omni.config.detect import check_weights, detect, locate, stage_dir
 from vllm_omni.config.engine_options import engine_argument_types, stages_meant_by
 from vllm_omni.config.pipeline import PipelineConfig, StageKind
 from vllm_omni.config.placement import KV_BYTES, place
-from vllm_omni.config.registry import known_pipelines, load_pipeline, pipeline_of
+from vllm_omni.config.registry import known_pipelines, load_pipeline
 from vllm_omni.config.schema import ENGINE_ARGS, LIMITS, STAGES, Schema, field_types, limit_flag
 from vllm_omni.config.settings import Setting
 from vllm_omni.config.suggestions import did_you_mean
@@ -73,7 +73,7 @@ def resolve(
             f"'{model_dir}' is not a model of several stages (model_type in its config.json; "
             f"known: {known})"
         )
-    pipeline = pipeline_of(load_pipeline(model_type, model_dir), model_dir)
+    pipeline = load_pipeline(model_type, model_dir)
     platform = platform or current_platform()
     merge = _Merge(pipeline)
     merge.add(_family_settings(pipeline), by_family=True)

@@ -80,11 +80,10 @@ PIPELINE: Final = PipelineConfig(
     edges=(THINKER_TO_TALKER, TALKER_TO_TOKEN2WAV),
     entries={Task.CHAT: "thinker"},
     voices=f"{_FAMILY}.pipeline:voice_names",
-    variant=f"{_FAMILY}.pipeline:pipeline_of_checkpoint",
 )
 
 
-def pipeline_of_checkpoint(model_dir: Path) -> PipelineConfig:
+def pipeline_of(model_dir: Path) -> PipelineConfig:
     """All stages, or the thinker alone for checkpoints that cannot speak."""
     reason = why_silent(model_dir, "token2wav")
     if reason is None:

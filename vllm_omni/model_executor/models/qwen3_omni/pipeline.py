@@ -81,12 +81,11 @@ PIPELINE: Final = PipelineConfig(
     edges=(THINKER_TO_TALKER, TALKER_TO_CODE2WAV),
     entries={Task.CHAT: "thinker"},
     voices=f"{_FAMILY}.pipeline:voice_names",
-    variant=f"{_FAMILY}.pipeline:pipeline_of_checkpoint",
     deploy_name="qwen3_omni",
 )
 
 
-def pipeline_of_checkpoint(model_dir: Path) -> PipelineConfig:
+def pipeline_of(model_dir: Path) -> PipelineConfig:
     """All stages, or the thinker alone for checkpoints that cannot speak."""
     reason = why_silent(model_dir, "code2wav")
     if reason is None:
