@@ -55,8 +55,12 @@ def model_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def expected(model_dir: Path) -> list[NDArray[np.float32]]:
-    reference = load_the_reference(model_dir)
+def reference(model_dir: Path) -> Any:
+    return load_the_reference(model_dir)
+
+
+@pytest.fixture(scope="module")
+def expected(reference: Any) -> list[NDArray[np.float32]]:
     return [drawn(reference, wish) for wish in WISHES]
 
 
@@ -114,10 +118,10 @@ def test_what_the_picture_cannot_be_is_refused(client: openai.OpenAI) -> None:
 
 
 def test_one_other_token_is_another_picture(
-    model_dir: Path, expected: list[NDArray[np.float32]]
+    reference: Any, expected: list[NDArray[np.float32]]
 ) -> None:
     """So equal pictures mean equal tokens."""
-    reference, wish = load_the_reference(model_dir), WISHES[0]
+    wish = WISHES[0]
     tokens, _, _ = reference.generate_prior_tokens(wish.prompt, wish.height, wish.width)
     assert np.array_equal(drawn(reference, wish, prior_token_ids=tokens), expected[0])
     tokens[0, -1] = (tokens[0, -1] + 1) % 64

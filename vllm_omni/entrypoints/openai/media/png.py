@@ -52,7 +52,7 @@ def _packed(rows: NDArray[np.uint8]) -> bytes:
         # Of zlib's ways the fastest one that still packs areas of one colour.
         packer = zlib.compressobj(1, zlib.DEFLATED, -zlib.MAX_WBITS, 9, zlib.Z_RLE)
         is_last = number == num_strips - 1
-        data = packer.compress(filtered)
+        data = packer.compress(filtered.data)
         return filtered, data + packer.flush(zlib.Z_FINISH if is_last else zlib.Z_FULL_FLUSH)
 
     if num_strips == 1:
@@ -62,7 +62,7 @@ def _packed(rows: NDArray[np.uint8]) -> bytes:
             strips = list(threads.map(pack, range(num_strips)))
     checksum = 1
     for filtered, _ in strips:
-        checksum = zlib.adler32(filtered, checksum)
+        checksum = zlib.adler32(filtered.data, checksum)
     packed = [data for _, data in strips]
     return b"".join([_DEFLATE_HEADER, *packed, struct.pack(">I", checksum)])
 
