@@ -22,7 +22,7 @@ import statistics
 import threading
 import time
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 
@@ -42,7 +42,8 @@ Figures = dict[str, float]
 def load(arguments: argparse.Namespace) -> Worker:
     name = detect(arguments.model)
     assert name is not None, f"{arguments.model} is no diffusers folder"
-    [stage] = load_pipeline(name, arguments.model).stages
+    stages = load_pipeline(name, arguments.model).stages
+    [stage] = [stage for stage in stages if stage.kind is StageKind.DIFFUSION]
     engine_args: dict[str, object] = {
         "load_format": arguments.load_format,
         "enforce_eager": True if arguments.eager else None,
@@ -88,7 +89,7 @@ def make_request(
 
 def bare(worker: Worker, request: DiffusionRequest) -> Figures:
     """Diffusers' own pipeline, by its own call."""
-    reference: Any = worker.runner._pipeline.reference  # type: ignore[attr-defined]
+    reference = cast(Any, worker.pipeline).reference
     steps: list[float] = []
 
     def on_step(pipeline: object, step: int, timestep: object, values: dict[str, Any]) -> Any:

@@ -5,7 +5,6 @@ python examples/online_serving/text_to_video.py "Waves at night" --seconds 4
 """
 
 import argparse
-import time
 from pathlib import Path
 
 from openai import OpenAI
@@ -20,24 +19,19 @@ def main() -> None:
     parser.add_argument("--seconds", help="length; the model's own unless given")
     parser.add_argument("--steps", type=int)
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--poll-s", type=float, default=1.0)
     parser.add_argument("--out", type=Path, default=Path("video.mp4"))
     args = parser.parse_args()
 
     client = OpenAI(base_url=args.base_url, api_key=args.api_key)
     more = {"seed": args.seed} | ({"num_inference_steps": args.steps} if args.steps else {})
     given = {"seconds": args.seconds} if args.seconds else {}
-    video = client.videos.create(
+    video = client.videos.create_and_poll(
         model=client.models.list().data[0].id,
         prompt=args.prompt,
         size=args.size,
         extra_body=more,
         **given,
     )
-    while video.status in ("queued", "in_progress"):
-        print(f"{video.id}: {video.status}, {video.progress} %")
-        time.sleep(args.poll_s)
-        video = client.videos.retrieve(video.id)
     if video.status == "failed":
         raise SystemExit(f"{video.id}: {video.error.message}")
     client.videos.download_content(video.id).write_to_file(args.out)

@@ -15,6 +15,7 @@ from tests.diffusion.bench import request
 from tests.diffusion.replicas import stripe_spec
 from vllm_omni.diffusion.accelerations.offload import offload_groups
 from vllm_omni.diffusion.executor.jobs import Decode, Made, Prepare, Prepared, Step
+from vllm_omni.diffusion.models.qwen_image import diffusion_pipeline
 from vllm_omni.diffusion.models.qwen_image.tiny import make_tiny
 from vllm_omni.diffusion.request import DiffusionRequest
 from vllm_omni.diffusion.worker.worker import Worker
@@ -106,7 +107,27 @@ def test_what_the_step_cache_remembers_stays_with_its_request(model_dir: Path) -
         np.array_equal(draw_all(fresh, [one])[0], pixels)
         for one, pixels in zip(reversed(requests), reversed(alone), strict=True)
     )
-    assert len(cached.runner._attachments._step_cache) == 0  # type: ignore[attr-defined]
+    assert cached.attachments.num_remembered == 0
+
+
+@pytest.mark.parametrize("step_cache", ["none", "first_block"])
+def test_large_rows_of_unlike_texts_take_forwards_of_their_own(
+    model_dir: Path, monkeypatch: pytest.MonkeyPatch, step_cache: str
+) -> None:
+    """The picture stays what it is, and so does what is remembered of each row."""
+    worker = make_worker(model_dir, step_cache=step_cache, step_cache_threshold=10.0)
+    guided = {"negative_prompt": "blurry, with many words about it", "true_cfg_scale": 4.0}
+    num_rows: list[int] = []
+    [transformer] = worker.pipeline.components.denoisers.values()
+    transformer.register_forward_pre_hook(
+        lambda module, args, given: num_rows.append(len(given["hidden_states"])), with_kwargs=True
+    )
+    together = draw(worker, **guided)
+    monkeypatch.setattr(diffusion_pipeline, "MAX_PADDED_TOKENS", 0)
+    apart = draw(worker, **guided)
+
+    assert num_rows == [2] * 6 + [1] * 12
+    assert distance(apart, together) <= 1
 
 
 def test_a_large_adapter_changes_the_picture_and_only_where_it_is_asked_for(
@@ -163,23 +184,22 @@ def test_another_attention_backend_gives_the_same_picture(model_dir: Path, plain
 
 def test_weights_that_come_in_groups_give_the_same_picture(model_dir: Path, plain: Worker) -> None:
     grouped = make_worker(model_dir)
-    components = grouped.runner._pipeline.components  # type: ignore[attr-defined]
-    offload_groups(components, "cpu", use_stream=False)
+    offload_groups(grouped.pipeline.components, "cpu", use_stream=False)
 
     assert np.array_equal(draw(grouped), draw(plain))
 
 
 def test_tiles_and_slices_are_switched_on(model_dir: Path, plain: Worker) -> None:
     tiled = make_worker(model_dir, vae_tiling="on", vae_slicing="on")
-    vae: Any = tiled.runner._pipeline.components.vae  # type: ignore[attr-defined]
+    vae: Any = tiled.pipeline.components.vae
 
     assert (vae.use_tiling, vae.use_slicing) == (True, True)
     assert np.array_equal(draw(tiled), draw(plain))  # smaller than a tile
 
 
 def test_a_decode_in_tiles_for_want_of_memory_leaves_the_next_one_whole(plain: Worker) -> None:
-    vae: Any = plain.runner._pipeline.components.vae  # type: ignore[attr-defined]
-    with plain.runner._attachments.tiling(enabled=True):
+    vae: Any = plain.pipeline.components.vae
+    with plain.attachments.tiling(enabled=True):
         assert vae.use_tiling
     assert not vae.use_tiling
 

@@ -98,7 +98,7 @@ def test_text_to_video(folder: Path, tmp_path: Path) -> None:
     with serve(model, tmp_path / "server.log", arguments) as server:
         run(
             "online_serving/text_to_video.py", "waves", "--steps", 2, "--size", "32x32",
-            "--seconds", "0.3", "--poll-s", 0.2, "--base-url", f"{server.url}/v1",
+            "--seconds", "0.3", "--base-url", f"{server.url}/v1",
             "--out", tmp_path / "online.mp4",
         )  # fmt: skip
 
@@ -116,7 +116,7 @@ def test_image_to_video(animator: Path, picture: Path, tmp_path: Path) -> None:
     with serve(animator, tmp_path / "server.log", arguments) as server:
         run(
             "online_serving/image_to_video.py", "waves", "--image", picture, "--steps", 2,
-            "--size", "32x32", "--seconds", "0.3", "--poll-s", 0.2,
+            "--size", "32x32", "--seconds", "0.3",
             "--base-url", f"{server.url}/v1", "--out", tmp_path / "online.mp4",
         )  # fmt: skip
 

@@ -24,7 +24,7 @@ PIPELINES: Final[Mapping[str, str]] = {
     "qwen3_omni_moe": "vllm_omni.model_executor.models.qwen3_omni.pipeline:pipeline_of",
     "smol_voice": "vllm_omni.model_executor.models.smol_voice.pipeline:PIPELINE",
     "FluxPipeline": "vllm_omni.diffusion.models.flux.pipeline:PIPELINE",
-    "GlmImagePipeline": "vllm_omni.diffusion.models.glm_image.pipeline:ONE_STAGE",
+    "GlmImagePipeline": "vllm_omni.diffusion.models.glm_image.pipeline:pipeline_of",
     "QwenImageEditPipeline": "vllm_omni.diffusion.models.qwen_image.pipeline:EDIT_PIPELINE",
     "QwenImagePipeline": "vllm_omni.diffusion.models.qwen_image.pipeline:PIPELINE",
     "StableDiffusion3Pipeline": "vllm_omni.diffusion.models.stable_diffusion_3.pipeline:PIPELINE",

@@ -45,6 +45,11 @@ class EngineMethods(OmniBase):
         """Raise EngineDeadError when the engine or one of its stages is dead."""
         OmniBase.check_health(self)
 
+    @property
+    def num_in_flight(self) -> int:
+        """Choices of requests that were admitted and have not ended."""
+        return self._admission.in_flight
+
     def check_admission(self, n: int = 1, request_id: str | None = None) -> None:
         """Refuse a request at once, before anything is rendered or decoded for it.
 

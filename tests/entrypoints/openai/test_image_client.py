@@ -95,7 +95,7 @@ async def test_videos(text_parts: TextParts, tmp_path: Path) -> None:
     ):
         with pytest.deprecated_call():
             video = await client.videos.create_and_poll(
-                prompt="waves", seconds="4", input_reference=PICTURE, poll_interval_ms=50
+                prompt="waves", seconds="4", input_reference=PICTURE
             )
             pages = [one.id async for one in client.videos.list(limit=1)]
             content = await client.videos.download_content(video.id)

@@ -135,9 +135,11 @@ async def test_progress_is_told_while_it_runs(rig: PictureRig) -> None:
     made = await create(rig)
 
     video = await until(rig, made["id"], "in_progress")
+    answer = await rig.http.get(f"/v1/videos/{made['id']}")
     content = await rig.http.get(f"/v1/videos/{made['id']}/content")
 
     assert video["progress"] == 50
+    assert 200 <= int(answer.headers["openai-poll-after-ms"]) <= 5000
     assert content.status_code == 404
     assert content.json()["error"]["code"] == "video_not_ready"
 

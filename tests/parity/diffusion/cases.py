@@ -169,7 +169,7 @@ CASES = (
     Case(family="z_image", model_class="ZImage", options=CFG, unguided=0.0),
     Case(
         family="glm_image",
-        model_class="GlmImageDenoiser",
+        model_class="GlmImage",
         options=CFG,
         takes_negative=False,
         takes_tokens=True,

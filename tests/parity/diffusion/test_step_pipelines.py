@@ -20,7 +20,7 @@ from tests.parity.diffusion.cases import CASES, Case, load_the_reference
 from vllm_omni.diffusion.request import DiffusionRequest
 from vllm_omni.errors import BadRequestError
 
-SEEDS = (0, *(pytest.param(seed, marks=pytest.mark.thorough) for seed in (1, 2)))
+SEEDS = (0, 1, 2)
 
 TOLERANCE = 1e-5
 PROMPTS = (
@@ -89,7 +89,7 @@ def assert_latents_equal(pair: Pair, state: Any) -> None:
 
 @pytest.mark.parametrize("seed", SEEDS)
 def test_a_request_alone_is_the_reference_s(pair: Pair, seed: int) -> None:
-    request = pair.case.request(seed, PROMPTS[seed], steps=4)
+    request = pair.case.request(seed, PROMPTS[seed], steps=3)
     state = begin(pair.ours, request)
     finish(pair.ours, [state])
 

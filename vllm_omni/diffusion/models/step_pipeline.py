@@ -4,19 +4,22 @@ A family gives the reference's arguments for one request and the call of its den
 become rows of a batch, guidance is applied per request, and each request's own noise schedule
 takes its step. The reference pipeline's object holds the modules and encodes prompts.
 
-B rows of a forward: the conditional ones of all members, then the unconditional ones.
+B rows of a step: the conditional ones of all members, then the unconditional ones. They take one
+forward, or several where `parts` says so.
 """
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import hashlib
 from abc import ABC, abstractmethod
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
+from diffusers.models.cache_utils import CacheMixin
 
 from vllm_omni.diffusion.models.interface import (
     Capabilities,
@@ -116,7 +119,10 @@ class StepwisePipeline(ABC):
     def forward(
         self, states: Sequence[Any], latents: torch.Tensor, timesteps: torch.Tensor, rows: list[Row]
     ) -> Sequence[torch.Tensor]:
-        """Call the denoiser; returns the prediction of each row, batch dimension 1."""
+        """Call the denoiser; returns the prediction of each row, batch dimension 1.
+
+        `states` are those that the rows belong to, one for each row.
+        """
 
     @abstractmethod
     def decode_latents(self, state: Any, latents: torch.Tensor) -> torch.Tensor:
@@ -213,25 +219,51 @@ class StepwisePipeline(ABC):
         )
 
     def denoise_step(self, states: Sequence[Any]) -> None:
-        """One forward for all; then each state takes the step of its own schedule."""
+        """The forwards for all; then each state takes the step of its own schedule."""
         advance(states, self.predict(states))
 
     def predict(self, states: Sequence[Any]) -> Sequence[torch.Tensor]:
-        """The guided prediction for each state's schedule, by one forward."""
-        rows = [state.conditioning.positive for state in states]
-        latents = torch.cat([self.model_input(state) for state in states])
-        timesteps = torch.stack([state.timestep for state in states])
+        """The guided prediction for each state's schedule."""
+        positives = [state.conditioning.positive for state in states]
         if not states[0].is_guided:
-            return self.forward(states, latents, timesteps, rows)
-        rows += [state.conditioning.negative for state in states]
-        latents, timesteps = torch.cat([latents, latents]), torch.cat([timesteps, timesteps])
-        outputs = self.forward(states, latents, timesteps, rows)
+            return self._forwards(states, positives)
+        negatives = [state.conditioning.negative for state in states]
+        outputs = self._forwards([*states, *states], positives + negatives)
         return [
             self.guide(state, positive, negative)
             for state, positive, negative in zip(
                 states, outputs[: len(states)], outputs[len(states) :], strict=True
             )
         ]
+
+    def parts(self, states: Sequence[Any], rows: list[Row]) -> Sequence[Sequence[int]]:
+        """Which rows take a forward together, by their indices; all do unless told otherwise."""
+        return [range(len(rows))]
+
+    def _forwards(self, states: Sequence[Any], rows: list[Row]) -> list[torch.Tensor]:
+        """The prediction of each row; `states` has the one that it belongs to."""
+        inputs = {id(state): self.model_input(state) for state in states}
+        outputs: dict[int, torch.Tensor] = {}
+        for number, part in enumerate(self.parts(states, rows)):
+            members = [states[i] for i in part]
+            with self._remembering(f"part {number}"):
+                predictions = self.forward(
+                    members,
+                    torch.cat([inputs[id(state)] for state in members]),
+                    torch.stack([state.timestep for state in members]),
+                    [rows[i] for i in part],
+                )
+            outputs |= zip(part, predictions, strict=True)
+        return [outputs[i] for i in range(len(rows))]
+
+    @contextlib.contextmanager
+    def _remembering(self, name: str) -> Iterator[None]:
+        """Under which name a step cache remembers this forward until the next step."""
+        with contextlib.ExitStack() as stack:
+            for module in self.components.denoisers.values():
+                if isinstance(module, CacheMixin):
+                    stack.enter_context(module.cache_context(name))
+            yield
 
     def decode(self, states: Sequence[Any]) -> Sequence[NDArray[np.uint8]]:
         """Each alone: the VAE takes most of its memory per picture."""
@@ -248,6 +280,14 @@ class StepwisePipeline(ABC):
     def new_generator(self, request: DiffusionRequest) -> torch.Generator:
         """On the CPU, so that a seed means the same picture on every device."""
         return torch.Generator("cpu").manual_seed(request.seed)
+
+
+def grouped(keys: Iterable[Hashable]) -> list[list[int]]:
+    """Indices of equal keys together, in the order in which the keys come."""
+    groups: dict[Hashable, list[int]] = {}
+    for i, key in enumerate(keys):
+        groups.setdefault(key, []).append(i)
+    return list(groups.values())
 
 
 def advance(states: Sequence[StepState], predictions: Sequence[torch.Tensor]) -> None:

@@ -56,6 +56,11 @@ class Attachments:
         """Most requests per forward; None: no bound from here."""
         return 1 if self._step_cache is not None else None
 
+    @property
+    def num_remembered(self) -> int:
+        """Requests of which the step cache remembers something."""
+        return len(self._step_cache) if self._step_cache is not None else 0
+
     def before_step(self, states: Sequence[DenoiseState]) -> None:
         """Set what the members of a forward ask for; they all ask for the same."""
         request = states[0].request

@@ -44,12 +44,14 @@ class Worker:
         if spec.memory_fraction is not None:
             device.limit_memory(spec.memory_fraction)
         check_offload(args, device.name)
-        pipeline = load_pipeline(spec, device, args)
-        self.capabilities: Capabilities = pipeline.capabilities
-        attachments = Attachments(pipeline.components, self.capabilities, args, device.name)
+        self.pipeline = load_pipeline(spec, device, args)
+        self.capabilities: Capabilities = self.pipeline.capabilities
+        self.attachments = attachments = Attachments(
+            self.pipeline.components, self.capabilities, args, device.name
+        )
         self.max_batch_size = min(spec.max_batch_size, attachments.max_batch_size or MAX_BATCH_SIZE)
         self.max_prepared = args.max_prepared or 2 * self.max_batch_size
-        self.runner = make_runner(spec.stage, pipeline, device, attachments, args)
+        self.runner = make_runner(spec.stage, self.pipeline, device, attachments, args)
         progress("testing the pipeline")
         self.runner.self_test()
         if attachments.compiles and isinstance(self.runner, StepRunner):

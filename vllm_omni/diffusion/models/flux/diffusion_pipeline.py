@@ -86,25 +86,23 @@ class Flux(StepwisePipeline):
     ) -> Sequence[torch.Tensor]:
         transformer = self.reference.transformer
         text = torch.cat([row[TEXT] for row in rows])
-        with transformer.cache_context("denoise"):
-            (output,) = transformer(
-                hidden_states=latents,
-                timestep=timesteps.to(latents.dtype) / 1000,
-                guidance=self._guidance(states, len(rows)),
-                pooled_projections=torch.cat([row[POOLED] for row in rows]),
-                encoder_hidden_states=text,
-                txt_ids=torch.zeros(text.shape[1], 3, device=self.device, dtype=self.dtype),
-                img_ids=self._positions(states[0]),
-                return_dict=False,
-            )
+        (output,) = transformer(
+            hidden_states=latents,
+            timestep=timesteps.to(latents.dtype) / 1000,
+            guidance=self._guidance(states),
+            pooled_projections=torch.cat([row[POOLED] for row in rows]),
+            encoder_hidden_states=text,
+            txt_ids=torch.zeros(text.shape[1], 3, device=self.device, dtype=self.dtype),
+            img_ids=self._positions(states[0]),
+            return_dict=False,
+        )
         return output.split(1)
 
-    def _guidance(self, states: Sequence[Any], num_rows: int) -> torch.Tensor | None:
+    def _guidance(self, states: Sequence[Any]) -> torch.Tensor | None:
         """The distilled guidance scale of each row."""
         if not self.reference.transformer.config.guidance_embeds:
             return None
         scales = [state.request.guidance_scale for state in states]
-        scales *= num_rows // len(states)
         return torch.tensor(scales, dtype=torch.float32).to(self.device, non_blocking=True)
 
     def _positions(self, state: StepState) -> torch.Tensor:

@@ -1,8 +1,7 @@
 """GLM-Image text to image, batched by the denoise step.
 
-The image tokens come from the text stage before, or are written while the prompt is encoded. The
-denoiser has no mask for padded texts, so requests whose texts have different lengths do not share
-a forward, and the two rows of guidance are two forwards, as in the reference.
+The image tokens come from the text stage before. The denoiser has no mask for padded texts, so rows
+whose texts have different lengths, those of guidance too, do not share a forward.
 """
 
 from __future__ import annotations
@@ -23,6 +22,7 @@ from vllm_omni.diffusion.models.step_pipeline import (
     Row,
     StepState,
     StepwisePipeline,
+    grouped,
     new_schedule,
 )
 from vllm_omni.diffusion.request import DiffusionRequest
@@ -34,10 +34,12 @@ IS_DROPPED: Final = "prior_token_drop"
 
 
 class GlmImage(StepwisePipeline):
-    """Writes its image tokens itself. Guidance is against a picture of no text and no tokens."""
+    """The denoiser; the text stage has written the image tokens. Guidance is against a picture of
+    no text and no tokens."""
 
     reference_class: ClassVar[str] = "GlmImagePipeline"
     max_text_tokens: ClassVar[int] = 2048
+    unused_components: ClassVar[tuple[str, ...]] = ("vision_language_encoder",)
 
     @staticmethod
     def describe(context: PipelineContext) -> Capabilities:
@@ -47,9 +49,8 @@ class GlmImage(StepwisePipeline):
         return (request.guidance_scale or 0.0) > 1
 
     def texts(self, request: DiffusionRequest) -> tuple[Hashable, ...]:
-        """The image tokens depend on seed and size."""
-        tokens = request.upstream.get(TOKENS)
-        return (*super().texts(request), request.seed, request.height, request.width, tokens)
+        """The image tokens count too, and how they lie in the picture."""
+        return (*super().texts(request), request.height, request.width, written_tokens(request))
 
     def encode_one(self, request: DiffusionRequest) -> Conditioning:
         text, negative_text = self.reference.encode_prompt(
@@ -67,18 +68,19 @@ class GlmImage(StepwisePipeline):
         return Conditioning({TEXT: text, PRIOR: tokens, IS_DROPPED: keep}, negative)
 
     def prior_tokens(self, request: DiffusionRequest) -> torch.Tensor:
-        """Image tokens, one per patch of the denoiser: [1, tokens]."""
-        devices = [self.device] if self.device.type == "cuda" else []
-        # The reference samples from the process's own random numbers, which it seeds.
-        with torch.random.fork_rng(devices=devices):
-            tokens, _, _ = self.reference.generate_prior_tokens(
-                request.prompt,
-                request.height,
-                request.width,
-                device=self.device,
-                generator=self.new_generator(request),
+        """Tokens of the large picture, one per patch of the denoiser: [1, tokens]."""
+        assert request.height is not None, "the capabilities have a default"
+        assert request.width is not None, "the capabilities have a default"
+        grids = Grids.of_size(request.height, request.width)
+        written = written_tokens(request)
+        large = written[grids.num_small : grids.num_small + grids.num_large]
+        if len(large) < grids.num_large:
+            raise RequestFailedError(
+                f"the text stage wrote {len(written)} of "
+                f"{grids.num_small + grids.num_large} image tokens"
             )
-        return tokens
+        tokens = torch.tensor([large], dtype=torch.long, device=self.device)
+        return self.reference._upsample_token_ids(tokens, grids.rows, grids.columns)
 
     def noise(self, request: DiffusionRequest, height: int, width: int) -> torch.Tensor:
         channels = self.reference.transformer.config.in_channels
@@ -109,19 +111,9 @@ class GlmImage(StepwisePipeline):
         assert isinstance(state, StepState)
         return super().batch_key(state), state.conditioning.positive[TEXT].shape
 
-    def predict(self, states: Sequence[Any]) -> Sequence[torch.Tensor]:
-        latents = torch.cat([state.latents for state in states])
-        timesteps = torch.stack([state.timestep for state in states])
-        rows = [state.conditioning.positive for state in states]
-        positives = self.forward(states, latents, timesteps, rows)
-        if not states[0].is_guided:
-            return positives
-        rows = [state.conditioning.negative for state in states]
-        negatives = self.forward(states, latents, timesteps, rows)
-        return [
-            self.guide(state, positive, negative)
-            for state, positive, negative in zip(states, positives, negatives, strict=True)
-        ]
+    def parts(self, states: Sequence[Any], rows: list[Row]) -> Sequence[Sequence[int]]:
+        """Rows whose texts have one length."""
+        return grouped(row[TEXT].shape[1] for row in rows)
 
     def forward(
         self, states: Sequence[Any], latents: torch.Tensor, timesteps: torch.Tensor, rows: list[Row]
@@ -129,18 +121,17 @@ class GlmImage(StepwisePipeline):
         transformer = self.reference.transformer
         size = torch.tensor([[states[0].height, states[0].width]], dtype=self.dtype)
         size = size.to(self.device, non_blocking=True).repeat(len(rows), 1)
-        with transformer.cache_context("denoise"):
-            (output,) = transformer(
-                hidden_states=latents.to(transformer.dtype),
-                encoder_hidden_states=torch.cat([row[TEXT] for row in rows]),
-                prior_token_id=torch.cat([row[PRIOR] for row in rows]),
-                prior_token_drop=torch.cat([row[IS_DROPPED] for row in rows]),
-                timestep=timesteps - 1,
-                target_size=size,
-                crop_coords=torch.zeros_like(size),
-                attention_kwargs={},
-                return_dict=False,
-            )
+        (output,) = transformer(
+            hidden_states=latents.to(transformer.dtype),
+            encoder_hidden_states=torch.cat([row[TEXT] for row in rows]),
+            prior_token_id=torch.cat([row[PRIOR] for row in rows]),
+            prior_token_drop=torch.cat([row[IS_DROPPED] for row in rows]),
+            timestep=timesteps - 1,
+            target_size=size,
+            crop_coords=torch.zeros_like(size),
+            attention_kwargs={},
+            return_dict=False,
+        )
         return output.float().split(1)
 
     def decode_latents(self, state: Any, latents: torch.Tensor) -> torch.Tensor:
@@ -153,22 +144,8 @@ class GlmImage(StepwisePipeline):
         return pixels[0]
 
 
-class GlmImageDenoiser(GlmImage):
-    """The denoiser alone: a text stage has written the image tokens."""
-
-    unused_components: ClassVar[tuple[str, ...]] = ("vision_language_encoder",)
-
-    def prior_tokens(self, request: DiffusionRequest) -> torch.Tensor:
-        assert request.height is not None, "the capabilities have a default"
-        assert request.width is not None, "the capabilities have a default"
-        grids = Grids.of_size(request.height, request.width)
-        written = request.upstream.get(TOKENS, ())
-        assert isinstance(written, Sequence), "the bridge gives token ids"
-        large = written[grids.num_small : grids.num_small + grids.num_large]
-        if len(large) < grids.num_large:
-            raise RequestFailedError(
-                f"the text stage wrote {len(written)} of "
-                f"{grids.num_small + grids.num_large} image tokens"
-            )
-        tokens = torch.tensor([large], dtype=torch.long, device=self.device)
-        return self.reference._upsample_token_ids(tokens, grids.rows, grids.columns)
+def written_tokens(request: DiffusionRequest) -> tuple[int, ...]:
+    """What the text stage has written: a small picture, then the large one."""
+    written = request.upstream.get(TOKENS, ())
+    assert isinstance(written, Sequence), "the bridge gives token ids"
+    return tuple(written)

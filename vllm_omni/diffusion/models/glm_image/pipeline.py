@@ -15,7 +15,7 @@ from vllm_omni.config.pipeline import (
     Task,
 )
 from vllm_omni.diffusion.models.glm_image.bridges import IMAGE_START, IMAGE_START_KEY
-from vllm_omni.diffusion.models.topology import one_stage
+from vllm_omni.diffusion.models.topology import STAGE_NAME
 from vllm_omni.errors import ConfigError
 
 _FAMILY: Final = "vllm_omni.diffusion.models.glm_image"
@@ -24,13 +24,6 @@ _SAMPLING: Final = {"temperature": 1.0, "top_p": 1.0, "top_k": 50}
 """What the reference's generation uses where the checkpoint says nothing."""
 MAX_TOKENS: Final = 8192
 """Longest prompt and the tokens of the largest picture."""
-
-ONE_STAGE: Final = one_stage(
-    "GlmImagePipeline",
-    model_class=f"{_FAMILY}.diffusion_pipeline:GlmImage",
-    capabilities=f"{_FAMILY}.capabilities:text_to_image",
-)
-"""The denoiser's replica writes the tokens too, one request after another, as the reference."""
 
 
 def pipeline_of(model_dir: Path) -> PipelineConfig:
@@ -48,17 +41,17 @@ def pipeline_of(model_dir: Path) -> PipelineConfig:
         default_params={**sampling, "extra_args": {IMAGE_START_KEY: start}},
     )
     denoiser = StageConfig(
-        name="diffusion",
+        name=STAGE_NAME,
         kind=StageKind.DIFFUSION,
         emits=Modality.IMAGE,
-        model_class=f"{_FAMILY}.diffusion_pipeline:GlmImageDenoiser",
+        model_class=f"{_FAMILY}.diffusion_pipeline:GlmImage",
         capabilities=f"{_FAMILY}.capabilities:text_to_image",
     )
     return PipelineConfig(
         model_type="GlmImagePipeline",
         stages=(writer, denoiser),
         edges=(
-            Edge(source="writer", target="diffusion", bridge=f"{_FAMILY}.bridges:hand_over_tokens"),
+            Edge(source="writer", target=STAGE_NAME, bridge=f"{_FAMILY}.bridges:hand_over_tokens"),
         ),
         entries={Task.IMAGE: "writer"},
         entry_prompt=f"{_FAMILY}.bridges:ask_for_tokens",

@@ -7,7 +7,6 @@ of each that has members. The small Wan 2.2 gives every token a timestep of its 
 from __future__ import annotations
 
 import bisect
-import itertools
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Final
@@ -23,6 +22,7 @@ from vllm_omni.diffusion.models.step_pipeline import (
     Row,
     StepState,
     StepwisePipeline,
+    grouped,
     latent_statistics,
     new_schedule,
 )
@@ -130,13 +130,9 @@ class WanTextToVideo(StepwisePipeline):
         assert isinstance(state, WanState)
         return super().batch_key(state), state.conditioning.positive[TEXT].shape
 
-    def predict(self, states: Sequence[Any]) -> Sequence[torch.Tensor]:
-        order = sorted(states, key=lambda state: state.has_low_noise)
-        predictions: dict[int, torch.Tensor] = {}
-        for _, members in itertools.groupby(order, key=lambda state: state.has_low_noise):
-            group = list(members)
-            predictions |= zip(map(id, group), super().predict(group), strict=True)
-        return [predictions[id(state)] for state in states]
+    def parts(self, states: Sequence[Any], rows: list[Row]) -> Sequence[Sequence[int]]:
+        """Each of two denoisers has its own members."""
+        return grouped(state.has_low_noise for state in states)
 
     def forward(
         self, states: Sequence[Any], latents: torch.Tensor, timesteps: torch.Tensor, rows: list[Row]
@@ -144,14 +140,13 @@ class WanTextToVideo(StepwisePipeline):
         reference = self.reference
         denoiser = reference.transformer_2 if states[0].has_low_noise else reference.transformer
         seen = [row[SEEN] for row in rows if SEEN in row]
-        with denoiser.cache_context("denoise"):
-            (output,) = denoiser(
-                hidden_states=latents.to(reference.transformer.dtype),
-                timestep=self.token_timesteps(states[0], timesteps),
-                encoder_hidden_states=torch.cat([row[TEXT] for row in rows]),
-                encoder_hidden_states_image=torch.cat(seen) if seen else None,
-                return_dict=False,
-            )
+        (output,) = denoiser(
+            hidden_states=latents.to(reference.transformer.dtype),
+            timestep=self.token_timesteps(states[0], timesteps),
+            encoder_hidden_states=torch.cat([row[TEXT] for row in rows]),
+            encoder_hidden_states_image=torch.cat(seen) if seen else None,
+            return_dict=False,
+        )
         return output.split(1)
 
     def token_timesteps(self, state: WanState, timesteps: torch.Tensor) -> torch.Tensor:

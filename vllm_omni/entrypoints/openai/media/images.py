@@ -6,13 +6,13 @@ Runs in the media pool.
 from __future__ import annotations
 
 import io
-import zlib
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, Literal
 
 import numpy as np
 from PIL import Image, ImageOps, UnidentifiedImageError
 
+from vllm_omni.entrypoints.openai.media.png import encode_png
 from vllm_omni.entrypoints.openai.media.sources import EncodedMedia
 from vllm_omni.errors import BadRequestError
 from vllm_omni.inputs.prompt import ImageInput
@@ -85,11 +85,10 @@ def _load(media: EncodedMedia, limits: ImageLimits) -> Image.Image:
 
 def encode_image(image: Image.Image, form: OutputFormat, compression: int | None = None) -> bytes:
     """One file. `compression` is OpenAI's for jpeg and webp: 100 keeps most."""
-    buffer = io.BytesIO()
     if form == "png":
-        # Of zlib's ways this one is the fastest by far, and for pictures no larger than others.
-        image.save(buffer, "PNG", compress_level=1, compress_type=zlib.Z_RLE)
-    elif form == "jpeg":
+        return encode_png(np.asarray(image.convert("RGB")))
+    buffer = io.BytesIO()
+    if form == "jpeg":
         quality = _DEFAULT_COMPRESSION if compression is None else compression
         # Above 95 a JPEG only grows.
         image.convert("RGB").save(buffer, "JPEG", quality=min(max(quality, 1), 95))

@@ -1,5 +1,7 @@
 """POST and GET /v1/videos, and GET, DELETE, content and cancel of one."""
 
+from typing import Final
+
 from fastapi import APIRouter, Request
 from starlette.responses import FileResponse, JSONResponse, Response
 
@@ -9,6 +11,7 @@ from vllm_omni.entrypoints.openai.videos.protocol import VideoRequest
 from vllm_omni.entrypoints.openai.videos.serving import VideoServing
 
 router = APIRouter()
+POLL_HEADER: Final = "openai-poll-after-ms"
 _SCHEMA = VideoRequest.model_json_schema()
 _FORM_SCHEMA = {
     **_SCHEMA,
@@ -53,8 +56,11 @@ async def list_videos(
 
 @router.get("/v1/videos/{video_id}", response_model=None)
 async def retrieve_video(video_id: str, raw_request: Request) -> Response:
-    """What a job is at."""
-    return JSONResponse(await _serving(raw_request).get(video_id))
+    """What a job is at, and when to ask again: OpenAI's client waits so long."""
+    serving = _serving(raw_request)
+    body = await serving.get(video_id)
+    after_ms = round(serving.poll_after_s(video_id) * 1000)
+    return JSONResponse(body, headers={POLL_HEADER: str(after_ms)})
 
 
 @router.get("/v1/videos/{video_id}/content", response_model=None)

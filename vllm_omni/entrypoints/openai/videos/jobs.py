@@ -28,6 +28,8 @@ logger = logging.getLogger(__name__)
 
 CANCELLED: Final = "cancelled"
 _CANCELLED_TEXT: Final = "the video was cancelled"
+_POLL_S: Final = (0.2, 5.0)
+"""Soonest and latest that a client is told to ask again."""
 _STOPPED_TEXT: Final = "the server was stopped while this video was being made; create it again"
 
 
@@ -37,6 +39,8 @@ class _Job:
     outputs: AsyncGenerator[OmniRequestOutput, None]
     progress: int = 0
     """Percent."""
+    began_s: float = 0.0
+    """When the engine took it up, on the loop's clock."""
     ends_as: tuple[str, str] = (INTERRUPTED, _STOPPED_TEXT)
     """Error code and message when its task is cancelled."""
     is_abandoned: bool = False
@@ -126,6 +130,15 @@ class VideoJobs:
         job = self._jobs.get(video_id)
         return job.progress if job is not None else 0
 
+    def poll_after_s(self, video_id: str) -> float:
+        """When it is worth asking for a job again: about when it will be made, if that is soon."""
+        job = self._jobs.get(video_id)
+        soonest, latest = _POLL_S
+        if job is None or not job.progress:
+            return soonest
+        passed_s = asyncio.get_running_loop().time() - job.began_s
+        return min(max(passed_s * (100 - job.progress) / job.progress, soonest), latest)
+
     async def cancel(self, video_id: str) -> bool:
         """Stop a job: the engine hears of it within a step. False: it does not run."""
         job = self._jobs.get(video_id)
@@ -182,7 +195,7 @@ class VideoJobs:
         async with self._engine_places, aclosing(job.outputs) as outputs:
             async for output in outputs:
                 if not has_started:
-                    has_started = True
+                    has_started, job.began_s = True, asyncio.get_running_loop().time()
                     await self.store.start(job.record.id)
                 if output.progress is not None:
                     done = output.progress

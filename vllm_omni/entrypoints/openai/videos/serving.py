@@ -82,6 +82,10 @@ class VideoServing:
         record = await self._record(video_id)
         return record.body(self._jobs.progress(video_id))
 
+    def poll_after_s(self, video_id: str) -> float:
+        """When a client may ask for a job again."""
+        return self._jobs.poll_after_s(video_id)
+
     async def list(self, after: str | None, limit: int, order: str) -> dict[str, Any]:
         """OpenAI's page of jobs."""
         if not 1 <= limit <= 100:
