@@ -15,6 +15,7 @@ from typing import Any, Final
 
 import aiohttp
 
+_LAST_EVENTS: Final = ("speech.audio.done", "image_generation.completed")
 SENTENCE: Final = "The small clock ticks again. "
 """Long enough to be said by itself."""
 
@@ -32,6 +33,8 @@ class Outcome:
     """Of the error, in the body or in the stream."""
     message: str = ""
     chunk_times_s: list[float] = field(default_factory=list)
+    num_previews: int = 0
+    """Pictures of a picture that was not done."""
     is_complete: bool = False
     """The answer came to its end."""
     left: bool = False
@@ -147,6 +150,29 @@ class LoadClient:
         outcome = into or Outcome("transcription")
         return await self._run("/v1/audio/transcriptions", {"data": form}, outcome, 0)
 
+    async def picture(
+        self,
+        prompt: str,
+        *,
+        steps: int = 20,
+        size: str = "64x64",
+        seed: int | None = None,
+        previews: int = 0,
+        leave_after: int = 0,
+        into: Outcome | None = None,
+    ) -> Outcome:
+        """Paint a picture, streamed: each step is a chunk, and so is each preview."""
+        body = {
+            "prompt": prompt,
+            "num_inference_steps": steps,
+            "size": size,
+            "seed": seed,
+            "stream": True,
+            "partial_images": previews or None,
+        }
+        outcome = into or Outcome("picture")
+        return await self._stream("/v1/images/generations", body, outcome, leave_after)
+
     async def post(self, path: str, body: Mapping[str, object]) -> Outcome:
         """A request that is answered in one piece."""
         return await self._run(path, {"json": {"model": self.model, **body}}, Outcome(path), 0)
@@ -217,9 +243,11 @@ def _take_event(data: bytes, outcome: Outcome) -> None:
     if "error" in event:
         _take_error(event, outcome)
         return
-    if event.get("type") == "speech.audio.done":
+    if event.get("type") in _LAST_EVENTS:
         outcome.is_complete = True
         return
+    if event.get("type") == "image_generation.partial_image":
+        outcome.num_previews += 1
     outcome.chunk_times_s.append(time.monotonic())
 
 

@@ -109,6 +109,9 @@ class StageUnavailableError(OmniError, RuntimeError):
     retryable = True
     code = "stage_unavailable"
 
+    stage: str | None = None
+    """The stage's name, where it is known; the text has its number."""
+
 
 class OverloadedError(OmniError):
     """Admission refused the request at once; nothing was done for it."""

@@ -48,6 +48,11 @@ def make_worker(model_dir: Path, **engine_args: object) -> Worker:
 
 def draw_all(worker: Worker, requests: Sequence[DiffusionRequest]) -> list[NDArray[np.uint8]]:
     """Steps of all requests in turn, one request per forward."""
+    return [_pixels(one) for one in make_all(worker, requests)]
+
+
+def make_all(worker: Worker, requests: Sequence[DiffusionRequest]) -> list[object]:
+    """What becomes of requests that take their steps in turn."""
     runner, left = worker.runner, {}
     for one in requests:
         prepared = runner.run(Prepare(one), _ignore)
@@ -58,8 +63,7 @@ def draw_all(worker: Worker, requests: Sequence[DiffusionRequest]) -> list[NDArr
         for request_id in [i for i, steps in left.items() if steps]:
             runner.run(Step((request_id,)), _ignore)
             left[request_id] -= 1
-    made = [runner.run(Decode(one.request_id), _ignore) for one in requests]
-    return [_pixels(one) for one in made]
+    return [runner.run(Decode(one.request_id), _ignore) for one in requests]
 
 
 def _ignore(result: object) -> None:
@@ -202,6 +206,37 @@ def test_a_decode_in_tiles_for_want_of_memory_leaves_the_next_one_whole(plain: W
     with plain.attachments.tiling(enabled=True):
         assert vae.use_tiling
     assert not vae.use_tiling
+
+
+@pytest.mark.parametrize("works_in_tiles", [True, False])
+def test_a_decode_without_memory_is_tried_in_tiles_and_costs_one_request_at_most(
+    plain: Worker, monkeypatch: pytest.MonkeyPatch, works_in_tiles: bool
+) -> None:
+    vae: Any = plain.runner._pipeline.components.vae  # type: ignore[attr-defined]
+    tried: list[bool] = []
+    decode = vae.decode
+
+    def starved(*arguments: Any, **options: Any) -> Any:
+        tried.append(vae.use_tiling)
+        if vae.use_tiling and works_in_tiles:
+            return decode(*arguments, **options)
+        raise torch.OutOfMemoryError("no memory")
+
+    whole = draw(plain)
+    with monkeypatch.context() as patch:
+        patch.setattr(vae, "decode", starved)
+        [made] = make_all(plain, [request("r", "a cat", **SIZE)])
+
+    assert isinstance(made, Made)
+    assert tried == [False, True]
+    if works_in_tiles:
+        assert np.array_equal(_pixels(made), whole)  # smaller than a tile
+    else:
+        assert made.failure is not None
+        assert made.failure.code == "out_of_memory"
+    assert plain.runner.figures()["num_states"] == 0
+    assert not vae.use_tiling
+    assert np.array_equal(draw(plain), whole)
 
 
 @pytest.mark.parametrize(

@@ -10,6 +10,7 @@ import pytest
 from tests.diffusion.bench import STEP_S, Bench
 from tests.diffusion.stripes import StripePipeline, WholePipeline, drawn
 from vllm_omni.diffusion.executor.jobs import Lane, Step
+from vllm_omni.diffusion.worker.isolation import NARROW_STEPS
 from vllm_omni.diffusion.worker.model_runner import MAX_FAILED_IN_A_ROW
 
 
@@ -201,6 +202,33 @@ def test_out_of_memory_is_tried_once_more_with_half_the_batch(bench: Bench) -> N
 
     for name, one in made.items():
         assert np.array_equal(bench.pixels(name), drawn(one))
+
+
+def test_a_batch_that_had_no_memory_stays_in_halves_for_a_while(bench: Bench) -> None:
+    for name in "ab":
+        bench.add(name, f"!oom {name}", num_inference_steps=NARROW_STEPS + 10)
+    bench.run()
+    together = sum(len(batch) == 2 for batch in bench.pipeline.batches)
+
+    assert not any(output.failure for output in bench.ended.values())
+    assert together == 2
+
+    for name in "cd":  # nobody was here in between
+        bench.add(name, f"!oom {name}")
+    bench.run()
+    assert sum(len(batch) == 2 for batch in bench.pipeline.batches) == 3
+
+
+def test_who_never_finds_memory_does_not_split_the_others(bench: Bench) -> None:
+    for name in "ab":
+        bench.add(name, num_inference_steps=10)
+    bench.turn(5)
+    bench.add("c", "!starved c", num_inference_steps=10)
+    bench.run()
+
+    assert ["a", "b", "c"] in bench.pipeline.batches
+    assert [name for name, output in bench.ended.items() if output.failure] == ["c"]
+    assert ["a", "b"] in bench.pipeline.batches[bench.pipeline.batches.index(["a", "b", "c"]) :]
 
 
 def test_what_finds_no_memory_fails_and_the_next_one_works(bench: Bench) -> None:

@@ -71,7 +71,9 @@ class DiffusionReplica(ReplicaLoop):
         )
 
     def figures(self) -> Figures:
-        return self.engine.figures()
+        """The lanes' while they have work; else whether the loop itself turns."""
+        lanes = self.engine.figures()
+        return lanes if lanes["num_runnable"] else super().figures()
 
     def _obey(self, frames: Sequence[bytes]) -> None:
         command = wire.decode_command(frames[0])

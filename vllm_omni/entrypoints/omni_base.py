@@ -56,7 +56,9 @@ class OmniBase:
             metrics=self._metrics,
         )
         self._admission = Admission(config.limits.max_in_flight, self._metrics)
-        self._router = OutputRouter(self.engine.outbox)
+        self._router = OutputRouter(
+            self.engine.outbox, [stage.name for stage in config.pipeline.stages]
+        )
         self._params = StageParams(config.pipeline)
         self._entry_prompts = EntryPrompts(config.pipeline)
         self._preparers: list[StagePreparer] = []

@@ -11,7 +11,12 @@ from collections.abc import Sequence
 
 from vllm_omni.engine.mailbox import Outbox
 from vllm_omni.engine.queue_messages import ClientOutput, ErrorMessage
-from vllm_omni.errors import EngineStoppedError, OmniError, ReplicaDiedError
+from vllm_omni.errors import (
+    EngineStoppedError,
+    OmniError,
+    ReplicaDiedError,
+    StageUnavailableError,
+)
 
 logger = logging.getLogger(__name__)
 
@@ -90,8 +95,10 @@ class OutputCollector:
 class OutputRouter:
     """Reads the outbox on one event loop and hands every item to the request it is for."""
 
-    def __init__(self, outbox: Outbox) -> None:
+    def __init__(self, outbox: Outbox, stages: Sequence[str] = ()) -> None:
+        """`stages` are their names by stage id."""
         self._outbox = outbox
+        self._stages = stages
         self._routes: dict[str, tuple[OutputCollector, int]] = {}
         self._task: asyncio.Task[None] | None = None
         self.dead_error: EngineStoppedError | None = None
@@ -165,9 +172,15 @@ class OutputRouter:
             elif message.code == ReplicaDiedError.code:
                 route[0].lose(route[1], message)
             else:
-                route[0].fail(message.to_error())
+                route[0].fail(self._to_error(message))
         elif message.fatal:
             self._fail_all(EngineStoppedError(message.error))
+
+    def _to_error(self, message: ErrorMessage) -> OmniError:
+        error, stage_id = message.to_error(), message.stage_id
+        if isinstance(error, StageUnavailableError) and stage_id is not None:
+            error.stage = self._stages[stage_id] if stage_id < len(self._stages) else None
+        return error
 
     def _fail_all(self, error: EngineStoppedError) -> None:
         if self.dead_error is None:

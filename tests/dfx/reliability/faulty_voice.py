@@ -6,7 +6,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from tests.dfx.reliability.cut_sockets import cut_sockets
+from tests.dfx.reliability.commit import commit
 from tests.dfx.reliability.orders import Fault, Order, order_in
 from vllm_omni.generation.model import Work
 from vllm_omni.inputs.speech import SpeechParams
@@ -74,18 +74,6 @@ def _obey(states: Sequence[_State]) -> bool:
         elif state.num_pieces == order.value:
             if order.fault is Fault.BREAK:
                 return True
-            _fail(order.fault)
+            commit(order.fault)
     time.sleep(pause_ms / 1000)
     return False
-
-
-def _fail(fault: Fault) -> None:
-    match fault:
-        case Fault.RAISE:
-            raise RuntimeError("ordered by the test")
-        case Fault.MEMORY:
-            raise MemoryError("ordered by the test")
-        case Fault.CUT_SOCKETS:
-            cut_sockets()
-        case Fault.CUT_ALL:
-            cut_sockets(only_data=False)

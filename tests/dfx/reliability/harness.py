@@ -143,6 +143,11 @@ class Rig:
         """Wait until every replica serves (again); how long it took."""
         return await until(self.is_whole, RECOVERY_S, "every replica serves")
 
+    async def last_errors(self, stage: str) -> str:
+        """What the replicas of a stage died of the last time."""
+        _, health = await self.health()
+        return " ".join(str(one["last_error"]) for one in health["replicas"][stage])
+
     async def num_restarts(self, replica: str) -> float:
         """How often a replica has come back."""
         return (await self.figure("replica_restarts_total"))[replica]
@@ -191,12 +196,16 @@ async def running(
 
 async def under_way(client: LoadClient, outcomes: Sequence[Outcome], count: int = 3) -> None:
     """Wait until each of these requests has received this many more chunks, or ended."""
-    wanted = [len(one.chunk_times_s) + count for one in outcomes]
+    wanted = {id(one): len(one.chunk_times_s) + count for one in outcomes}
+    await got_so_far(client, outcomes, lambda one: len(one.chunk_times_s) >= wanted[id(one)])
+
+
+async def got_so_far(
+    client: LoadClient, outcomes: Sequence[Outcome], is_so_far: Callable[[Outcome], bool]
+) -> None:
+    """Wait until this holds for each of these requests, or it has ended."""
     async with asyncio.timeout(60):
-        while any(
-            len(one.chunk_times_s) < num and not one.ended_s
-            for one, num in zip(outcomes, wanted, strict=True)
-        ):
+        while any(not is_so_far(one) and not one.ended_s for one in outcomes):
             client.on_chunk.clear()
             await client.on_chunk.wait()
     ended = [str(one) for one in outcomes if one.ended_s]

@@ -35,6 +35,10 @@ class Fault(enum.IntEnum):
     """From this step on every step of the replica raises, whoever is in it."""
     CUT_ALL = 8
     """At this step every connection of the replica is shut down, that to its server too."""
+    CROWDED = 9
+    """A step of more than `value` requests has no memory."""
+    DECODE = 10
+    """A decode has no memory: `value` 0 unless it is in tiles, 1 never."""
 
 
 @dataclass(frozen=True, slots=True)

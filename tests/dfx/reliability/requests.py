@@ -12,6 +12,9 @@ from tests.dfx.reliability.harness import Rig, running, under_way
 from tests.dfx.reliability.orders import Fault, seed_for
 
 STAGES: Final = ("asr", "thinker", "voice")
+"""Of the speaking server."""
+PICTURES: Final = "diffusion"
+"""The stage of the server that paints."""
 PACE_MS: Final = 20
 _RECORDING: Final = recording()
 
@@ -23,26 +26,39 @@ def ask(
     value: int = PACE_MS,
     *,
     size: int = 100,
+    previews: int = 0,
     into: Outcome | None = None,
 ) -> Coroutine[Any, Any, Outcome]:
-    """A request of `size` steps."""
+    """A request of `size` steps; a picture may show this often what it is like so far."""
     seed = seed_for(fault, value)
     match stage:
         case "asr":
             return client.transcribe(_RECORDING, max_tokens=size, seed=seed, into=into)
         case "thinker":
             return client.chat("Say something.", max_tokens=size, seed=seed, into=into)
+        case "diffusion":
+            return client.picture(
+                "A small clock.", steps=size, seed=seed, previews=previews, into=into
+            )
         case _:
             return client.speech(SENTENCE * size, seed=seed, into=into)
 
 
 @asynccontextmanager
 async def streaming(
-    rig: Rig, stages: Sequence[str], *, size: int = 100, pace_ms: int = PACE_MS
+    rig: Rig,
+    stages: Sequence[str],
+    *,
+    size: int = 100,
+    pace_ms: int = PACE_MS,
+    previews: int = 0,
 ) -> AsyncIterator[list[tuple[Outcome, asyncio.Task[Outcome]]]]:
     """One paced request for each entry of `stages`, every one of them under way."""
     outcomes = [Outcome(stage) for stage in stages]
-    requests = [ask(rig.client, one.kind, value=pace_ms, size=size, into=one) for one in outcomes]
+    requests = [
+        ask(rig.client, one.kind, value=pace_ms, size=size, previews=previews, into=one)
+        for one in outcomes
+    ]
     async with running(*requests) as tasks:
         await under_way(rig.client, outcomes)
         yield list(zip(outcomes, tasks, strict=True))

@@ -54,7 +54,7 @@ async def test_a_model_that_raises_for_everybody_is_a_death_with_its_own_error(
     async with streaming(rig, bystanders, size=150) as streams:
         outcomes = [await ask(rig.client, stage, Fault.BREAK, 3)]
         # The voice takes a few failures for those of requests before it tests its model.
-        while "RuntimeError: broken by the test" not in await last_errors(rig, stage):
+        while "RuntimeError: broken by the test" not in await rig.last_errors(stage):
             assert len(outcomes) < 20, outcomes
             outcomes.append(await ask(rig.client, stage, size=3))
         others = await finish(streams)
@@ -64,12 +64,6 @@ async def test_a_model_that_raises_for_everybody_is_a_death_with_its_own_error(
     assert all(other.succeeded for other in others), [str(other) for other in others]
     await rig.until_whole()
     assert (await ask(rig.client, stage, size=3)).succeeded
-
-
-async def last_errors(rig: Rig, stage: str) -> str:
-    """What the replicas of a stage died of the last time."""
-    _, health = await rig.health()
-    return " ".join(str(one["last_error"]) for one in health["replicas"][stage])
 
 
 @pytest.mark.parametrize("stage", ["thinker", "voice"])

@@ -226,6 +226,7 @@ async def test_text_answers_need_no_voice(text_parts: TextParts) -> None:
         spoken = await rig.chat(modalities=["audio"])
     assert spoken.status_code == 503
     assert spoken.json()["error"]["code"] == "stage_unavailable"
+    assert spoken.json()["error"]["message"] == "Stage-2 has no live replica (voice)"
     assert spoken.headers["retry-after"]
 
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
+from dataclasses import dataclass
+from typing import Final
 
 from vllm_omni.diffusion.models.interface import DenoiseState
 from vllm_omni.generation.memory_errors import free_memory, is_out_of_memory
@@ -14,24 +16,71 @@ Denoise = Callable[[Sequence[DenoiseState]], None]
 Failures = dict[str, Exception]
 
 
-def step_apart(denoise: Denoise, states: Sequence[DenoiseState]) -> Failures:
-    """Take one step of each; the errors of those that could not.
+NARROW_STEPS: Final = 50
+"""For so many steps batches that had no memory run in parts; then they are tried whole again."""
 
-    A batch that fails as a whole runs one by one. One that finds no memory runs once more, half as
-    many at a time, after memory was given back; what finds none then has its error.
+
+@dataclass(slots=True)
+class _Narrow:
+    width: int
+    """Most members of a forward."""
+    num_steps: int = NARROW_STEPS
+    """For how many steps yet."""
+
+
+class StepIsolation:
+    """Takes denoise steps, and remembers which batches were too large for the memory.
+
+    Each attempt without memory costs a forward, a collection of garbage and the device's caches:
+    too much to pay in every step.
     """
-    failures = _step(denoise, states)
-    starved = [s for s in states if is_starved(failures.get(s.request.request_id))]
-    if not starved:
+
+    def __init__(self, denoise: Denoise) -> None:
+        self._denoise = denoise
+        self._narrow: dict[Hashable, _Narrow] = {}
+        """By batch key."""
+
+    def step(self, key: Hashable, states: Sequence[DenoiseState]) -> Failures:
+        """Take one step of each, who may share a forward; the errors of those that could not."""
+        width = self._width(key, len(states))
+        failures: Failures = {}
+        for first in range(0, len(states), width):
+            failures |= self._step_apart(key, states[first : first + width])
         return failures
-    for state in starved:
-        del failures[state.request.request_id]
-    logger.warning("no memory for a denoise step of %d, trying again", len(starved))
-    free_memory()
-    size = max(1, len(states) // 2)
-    for first in range(0, len(starved), size):
-        failures |= _step(denoise, starved[first : first + size])
-    return failures
+
+    def forget(self) -> None:
+        """Try everything whole again."""
+        self._narrow.clear()
+
+    def _width(self, key: Hashable, num_states: int) -> int:
+        narrow = self._narrow.get(key)
+        if narrow is None:
+            return num_states
+        narrow.num_steps -= 1
+        if not narrow.num_steps:
+            del self._narrow[key]
+        return min(narrow.width, num_states)
+
+    def _step_apart(self, key: Hashable, states: Sequence[DenoiseState]) -> Failures:
+        """A batch that fails as a whole runs one by one.
+
+        One that finds no memory runs once more, half as many at a time, after memory was given
+        back; what finds none then has its error.
+        """
+        failures = _step(self._denoise, states)
+        starved = [s for s in states if is_starved(failures.get(s.request.request_id))]
+        if not starved:
+            return failures
+        for state in starved:
+            del failures[state.request.request_id]
+        logger.warning("no memory for a denoise step of %d, trying again", len(starved))
+        free_memory()
+        size = max(1, len(states) // 2)
+        for first in range(0, len(starved), size):
+            failures |= _step(self._denoise, starved[first : first + size])
+        if len(states) > 1 and not any(map(is_starved, failures.values())):
+            self._narrow[key] = _Narrow(size)  # else it was one request's own need
+        return failures
 
 
 def _step(denoise: Denoise, states: Sequence[DenoiseState]) -> Failures:

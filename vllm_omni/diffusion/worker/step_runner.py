@@ -26,7 +26,7 @@ from vllm_omni.diffusion.models.interface import DenoiseState, StepPipeline
 from vllm_omni.diffusion.request import DiffusionRequest
 from vllm_omni.diffusion.worker.attachments import Attachments
 from vllm_omni.diffusion.worker.device import Device
-from vllm_omni.diffusion.worker.isolation import step_apart
+from vllm_omni.diffusion.worker.isolation import StepIsolation
 from vllm_omni.diffusion.worker.model_runner import ModelRunner, Report
 from vllm_omni.diffusion.worker.pixels import check_finite, checked_pixels
 from vllm_omni.diffusion.worker.self_test import self_test_request
@@ -53,6 +53,7 @@ class StepRunner(ModelRunner):
         self._pipeline = pipeline
         self._states: dict[str, DenoiseState] = {}
         self._cache = ConditioningCache(cache_bytes)
+        self._steps = StepIsolation(self._denoise)
         self._in_flight: deque[Callable[[], None]] = deque()
         """Waits for the denoise steps that the device has not finished."""
         self._num_forwards = 0
@@ -112,6 +113,8 @@ class StepRunner(ModelRunner):
 
     def _prepare(self, request: DiffusionRequest) -> Prepared:
         request_id = request.request_id
+        if not self._states:
+            self._steps.forget()
         try:
             state = self._retried(lambda: self._initial_state(request))
             key = self._pipeline.batch_key(state), request.lora, request.lora_scale
@@ -134,7 +137,7 @@ class StepRunner(ModelRunner):
 
     def _step(self, request_ids: Sequence[str]) -> Stepped:
         states = [s for i in request_ids if (s := self._states.get(i)) is not None]  # else dropped
-        errors = step_apart(self._denoise, states) if states else {}
+        errors = self._steps.step(self._pipeline.batch_key(states[0]), states) if states else {}
         for request_id in errors:
             self._states.pop(request_id, None)
         self._attachments.forget(i for i in request_ids if i not in self._states)

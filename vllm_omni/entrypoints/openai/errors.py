@@ -95,8 +95,9 @@ def describe(exc: BaseException) -> HttpError:
     if isinstance(exc, AnsweredError):
         return exc.error
     if isinstance(exc, OmniError):
+        named = f" ({exc.stage})" if isinstance(exc, StageUnavailableError) and exc.stage else ""
         return HttpError(
-            exc.status, str(exc), type(exc).__name__, exc.code, exc.field, exc.retryable
+            exc.status, f"{exc}{named}", type(exc).__name__, exc.code, exc.field, exc.retryable
         )
     if isinstance(exc, RequestValidationError | ValidationError):
         return _describe_validation(exc)
