@@ -18,6 +18,7 @@ import pytest
 from numpy.typing import NDArray
 from PIL import Image
 
+from benchmarks.picture_share import measure
 from benchmarks.served import serve
 from tests.entrypoints.openai.media.clips import png
 
@@ -40,7 +41,7 @@ VIDEOS = ("t2v_2_1", "t2v_2_2", "i2v_2_1", "i2v_2_2", "ti2v_2_2")
 def served(folder: Path, family: str, variant: str = "") -> Iterator[openai.OpenAI]:
     tiny = importlib.import_module(f"vllm_omni.diffusion.models.{family}.tiny")
     model = tiny.make_tiny(folder / "model", **({"variant": variant} if variant else {}))
-    arguments = ["--data-dir", str(folder / "data")]
+    arguments = ["--data-dir", str(folder / "data")] if family == "wan_video" else []
     with (
         serve(model, folder / "server.log", arguments) as server,
         openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0) as client,
@@ -51,6 +52,12 @@ def served(folder: Path, family: str, variant: str = "") -> Iterator[openai.Open
 def pixels_of(answer: Any) -> list[NDArray[np.uint8]]:
     files = [base64.b64decode(one.b64_json) for one in answer.data]
     return [np.asarray(Image.open(io.BytesIO(file))) for file in files]
+
+
+def test_the_share_of_the_server_is_measured() -> None:
+    figures = measure("64x64", steps=2, requests=3)
+
+    assert 0 < figures["share_ms_min"] <= figures["share_ms"] <= figures["share_ms_max"]
 
 
 def refused_field(call: Any, **given: Any) -> str | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
@@ -94,13 +95,12 @@ class ImageServing:
                     images[output.index] = output.images[0]
         num = job.params.num_outputs_per_prompt
         _check_complete(images, num)
-        data = [
-            {"b64_json": await self._requests.encode(job.file, images[index])}
-            for index in range(num)
-        ]
+        files = await asyncio.gather(
+            *(self._requests.encode(job.file, images[index]) for index in range(num))
+        )
         return {
             "created": job.created_s,
-            "data": data,
+            "data": [{"b64_json": file} for file in files],
             "size": _size(images[0]),
             **job.settings,
             "usage": job.usage(*images.values()),
