@@ -71,19 +71,21 @@ def test_layers_run_cheapest_first_and_an_empty_one_is_no_failure(project: Path)
         {
             "room/test_a.py": PASSES,
             "room/test_b.py": f"import pytest\n\n@pytest.mark.slow\n{PASSES}",
+            "integration/test_d.py": f"import pytest\n\n@pytest.mark.alone\n{PASSES}",
             "e2e/test_c.py": PASSES,
         },
     )
 
     assert result.returncode == 0, result.stdout + result.stderr
     layers = [line for line in result.stdout.splitlines() if line.startswith("==>")]
-    assert [layer.rpartition(" ")[2] for layer in layers] == [
-        "unit",
-        "integration",
-        "parity",
-        "e2e",
+    assert layers == [
+        "==> tests: unit (not gpu)",
+        "==> tests: integration (not gpu and not alone)",
+        "==> tests: integration (not gpu and alone)",
+        "==> tests: parity (not gpu)",
+        "==> tests: e2e (not gpu)",
     ]
-    assert result.stdout.count("1 passed") == 3
+    assert result.stdout.count("1 passed") == 4
 
 
 def test_a_failed_layer_fails_the_run_after_all_layers_ran(project: Path) -> None:
