@@ -18,6 +18,7 @@ from vllm.multimodal.media.image import ImageMediaIO
 from vllm.multimodal.media.video import VideoMediaIO
 
 from tests.entrypoints.openai.media.clips import mp4, png
+from tests.parity.greedy import Chosen
 
 NUM_TOKENS: Final = 64
 RATE_HZ: Final = 16000
@@ -83,6 +84,11 @@ def questions() -> dict[str, Question]:
         "sounding-video": Question(
             (_VIDEO, _says("What happens?")), audio=(sound,), videos=(video,), hears_videos=True
         ),
+        "extremes": Question(
+            (_IMAGE, _IMAGE, _AUDIO, _says("Too small?")),
+            (_image(2, 8, 8), _image(3, 1500, 10)),
+            (tone(0.1),),
+        ),
         "mixed": Question(
             (_IMAGE, _says("a"), _AUDIO, _VIDEO, _says("b"), _IMAGE), images, (sung,), (video,)
         ),
@@ -107,7 +113,7 @@ class Reference:
 
     def __post_init__(self) -> None:
         transformers.logging.set_verbosity_error()
-        torch.set_num_threads(2)
+        torch.set_num_threads(1)
         self._processor = transformers.AutoProcessor.from_pretrained(self.model_dir)
         model_class = getattr(transformers, self.model_class)
         self.model = model_class.from_pretrained(self.model_dir, dtype=torch.float32).eval()
@@ -133,12 +139,18 @@ class Reference:
         inputs = self._processor(text=self.text(question), return_tensors="pt", **media)
         return {**inputs, "use_audio_in_video": question.hears_videos}
 
-    def answer(self, question: Question) -> tuple[list[int], list[int]]:
+    def answer(self, question: Question) -> tuple[list[int], Chosen]:
         """Token ids of the prompt, and the greedy ones after it."""
         inputs = self.inputs(question)
         prompt = inputs["input_ids"][0].tolist()
         with torch.inference_mode():
-            written = self.model.thinker.generate(
-                **inputs, max_new_tokens=NUM_TOKENS, min_new_tokens=NUM_TOKENS, do_sample=False
+            result = self.model.thinker.generate(
+                **inputs,
+                max_new_tokens=NUM_TOKENS,
+                min_new_tokens=NUM_TOKENS,
+                do_sample=False,
+                output_scores=True,
+                return_dict_in_generate=True,
             )
-        return prompt, written[0, len(prompt) :].tolist()
+        written = result.sequences[0, len(prompt) :].tolist()
+        return prompt, Chosen.of(written, [scores[0] for scores in result.scores])

@@ -15,10 +15,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 from vllm.v1.metrics.stats import IterationStats
 
 from tests.ar_replicas import Requests, greedy, replica
+from tests.parity.greedy import Chosen
 from tests.parity.omni_prompts import NUM_TOKENS, Question, Reference
 from tests.parity.speech_ends import Heard
 from vllm_omni.config.pipeline import PipelineConfig
@@ -43,7 +45,12 @@ class Spoken:
     reply: list[int]
     """Without `end_token`, which ended it."""
     end_token: int
-    codes: list[list[int]]
+    codes: Chosen
+    """Frame after frame, all groups of each."""
+
+    def difference(self, codes: Sequence[Sequence[int]]) -> str:
+        """Where these codes are not the reference's; empty when they are."""
+        return self.codes.difference([code for frame in codes for code in frame])
 
 
 class Speaker(Reference):
@@ -88,25 +95,13 @@ class Speaker(Reference):
         end_token: int,
         num_frames: int,
         options: dict[str, Any],
-    ) -> tuple[Any, list[list[int]]]:
-        codes: list[list[list[int]]] = []
-        talk = self.model.talker.generate
-        num_groups = getattr(self.model.config.talker_config, "num_code_groups", 1)
-
-        def listen(**given: Any) -> Any:
-            # Passed on to the talker by mistake; its own generate refuses them.
-            result = talk(**{k: v for k, v in given.items() if not k.startswith("pixel_values")})
-            if num_groups > 1:
-                frames = [h[-1] for h in result.hidden_states if h[-1] is not None]
-                codes.append(torch.cat(frames).tolist())
+    ) -> tuple[Any, Chosen]:
+        heard: list[Chosen] = []
+        with pytest.MonkeyPatch.context() as patched:
+            if hasattr(self.model.talker, "code_predictor"):
+                self._hear_frames(patched, heard)
             else:
-                ends = given["eos_token_id"]
-                sampled = result[0, given["input_ids"].shape[1] :].tolist()
-                codes.append([[code] for code in sampled if code not in ends])
-            return result
-
-        self.model.talker.generate = listen
-        try:
+                self._hear_codes(patched, heard)
             sequence, _ = self.model.generate(
                 **inputs,
                 thinker_do_sample=False,
@@ -117,9 +112,52 @@ class Speaker(Reference):
                 talker_repetition_penalty=1.0,
                 **options,
             )
-        finally:
-            del self.model.talker.generate
-        return sequence, codes[0]
+        return sequence, heard[0]
+
+    def _hear_frames(self, patched: pytest.MonkeyPatch, heard: list[Chosen]) -> None:
+        """Listen to a talker whose first code of a frame is followed by a predictor's."""
+        talker = self.model.talker
+        talk, predict = talker.generate, talker.code_predictor.generate
+        others: list[Any] = []
+
+        def predicted(**given: Any) -> Any:
+            others.append(predict(**given, output_scores=True))
+            return others[-1]
+
+        def talked(**given: Any) -> Any:
+            result = talk(**_without_pixels(given), output_scores=True)
+            frames = [h[-1][0].tolist() for h in result.hidden_states if h[-1] is not None]
+            logits = [
+                row[0]
+                for first, rest in zip(result.scores, others, strict=False)
+                for row in (first, *rest.scores)
+            ]
+            codes = [code for frame in frames for code in frame]
+            heard.append(Chosen.of(codes, logits[: len(codes)]))
+            return result
+
+        patched.setattr(talker.code_predictor, "generate", predicted)
+        patched.setattr(talker, "generate", talked)
+
+    def _hear_codes(self, patched: pytest.MonkeyPatch, heard: list[Chosen]) -> None:
+        """Listen to a talker of one code for each frame."""
+        talk = self.model.talker.generate
+
+        def talked(**given: Any) -> Any:
+            result = talk(
+                **_without_pixels(given), output_scores=True, return_dict_in_generate=True
+            )
+            sampled = result.sequences[0, given["input_ids"].shape[1] :].tolist()
+            num = len([code for code in sampled if code not in given["eos_token_id"]])
+            heard.append(Chosen.of(sampled, [row[0] for row in result.scores]).first(num))
+            return result.sequences
+
+        patched.setattr(self.model.talker, "generate", talked)
+
+
+def _without_pixels(given: dict[str, Any]) -> dict[str, Any]:
+    """Passed on to the talker by mistake; its own generate refuses them."""
+    return {key: value for key, value in given.items() if not key.startswith("pixel_values")}
 
 
 def _with_mask(forward: Any) -> Any:
@@ -164,12 +202,7 @@ class Chain:
 
     async def load(self, model_dir: Path) -> None:
         """Take the weights of another checkpoint of the same shape; nothing may be running."""
-        for stage in (self.thinker, self.talker):
-            call = stage.client.call_utility_async
-            path = {"weights_path": str(model_dir)}
-            await call("collective_rpc", "reload_weights", None, (), path)
-            for state in ("prefix_cache", "mm_cache", "encoder_cache"):
-                await call(f"reset_{state}")
+        await asyncio.gather(self.thinker.load(model_dir), self.talker.load(model_dir))
 
     async def write(self, prompt: OmniPrompt) -> tuple[list[int], list[int]]:
         """Token ids of the prompt as the thinker has read it, and of its whole answer."""
