@@ -79,6 +79,14 @@ class Requests:
         except Exception as error:  # noqa: BLE001 - `next` raises it
             self.death.set_result(error)
 
+    async def load(self, model_dir: Path) -> None:
+        """Take the weights of another checkpoint of the same shape; nothing may be running."""
+        call = self.client.call_utility_async
+        path = {"weights_path": str(model_dir)}
+        await call("collective_rpc", "reload_weights", None, (), path)
+        for state in ("prefix_cache", "mm_cache", "encoder_cache"):
+            await call(f"reset_{state}")
+
     async def submit(
         self,
         request_id: str,

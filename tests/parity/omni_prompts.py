@@ -18,6 +18,7 @@ from vllm.multimodal.media.image import ImageMediaIO
 from vllm.multimodal.media.video import VideoMediaIO
 
 from tests.entrypoints.openai.media.clips import mp4, png
+from tests.parity.greedy import Chosen
 
 NUM_TOKENS: Final = 64
 RATE_HZ: Final = 16000
@@ -62,7 +63,7 @@ def _image(index: int, width: int = 64, height: int = 48) -> Image.Image:
     return Image.open(io.BytesIO(png(width, height, seed=index))).convert("RGB")
 
 
-def _tone(seconds: float, step: float) -> NDArray[np.float32]:
+def tone(seconds: float, step: float = 0.05) -> NDArray[np.float32]:
     wave = 0.1 * np.sin(np.arange(int(RATE_HZ * seconds)) * step)
     return wave.astype(np.float32)
 
@@ -73,23 +74,28 @@ def questions() -> dict[str, Question]:
     reader = VideoMediaIO(ImageMediaIO(), video_backend="qwen2_vl")
     video = reader.load_bytes(clip).media
     sound, _ = load_audio(io.BytesIO(clip), sr=RATE_HZ, backend="pyav")
-    images, tone = (_image(0), _image(1, 96, 64)), _tone(1.5, 0.06)
+    images, sung = (_image(0), _image(1, 96, 64)), tone(1.5, 0.06)
     return {
         "text": Question((_says("Tell me about the sea."),)),
         "image": Question((_IMAGE, _says("What is this?")), images[:1]),
         "images": Question((_IMAGE, _says("And"), _IMAGE, _says("compare.")), images),
-        "audio": Question((_AUDIO, _says("What is said?")), audio=(tone,)),
+        "audio": Question((_AUDIO, _says("What is said?")), audio=(sung,)),
         "video": Question((_VIDEO, _says("What happens?")), videos=(video,)),
         "sounding-video": Question(
             (_VIDEO, _says("What happens?")), audio=(sound,), videos=(video,), hears_videos=True
         ),
+        "extremes": Question(
+            (_IMAGE, _IMAGE, _AUDIO, _says("Too small?")),
+            (_image(2, 8, 8), _image(3, 1500, 10)),
+            (tone(0.1),),
+        ),
         "mixed": Question(
-            (_IMAGE, _says("a"), _AUDIO, _VIDEO, _says("b"), _IMAGE), images, (tone,), (video,)
+            (_IMAGE, _says("a"), _AUDIO, _VIDEO, _says("b"), _IMAGE), images, (sung,), (video,)
         ),
         "mixed-sounding": Question(
             (_IMAGE, _VIDEO, _says("a"), _AUDIO, _says("b")),
             images[:1],
-            (sound, tone),
+            (sound, sung),
             (video,),
             hears_videos=True,
         ),
@@ -98,21 +104,19 @@ def questions() -> dict[str, Question]:
 
 @dataclass
 class Reference:
-    """Processor and thinker of a checkpoint, by transformers."""
+    """Processor and model of a checkpoint, by transformers."""
 
     model_dir: Path
     model_class: str
-    _thinker: Any = field(init=False)
+    model: Any = field(init=False)
     _processor: Any = field(init=False)
 
     def __post_init__(self) -> None:
         transformers.logging.set_verbosity_error()
-        torch.set_num_threads(2)
+        torch.set_num_threads(1)
         self._processor = transformers.AutoProcessor.from_pretrained(self.model_dir)
-        whole = getattr(transformers, self.model_class).from_pretrained(
-            self.model_dir, dtype=torch.float32
-        )
-        self._thinker = whole.thinker.eval()
+        model_class = getattr(transformers, self.model_class)
+        self.model = model_class.from_pretrained(self.model_dir, dtype=torch.float32).eval()
 
     def text(self, question: Question) -> str:
         """The turn through the checkpoint's chat template."""
@@ -122,25 +126,31 @@ class Reference:
         )
         return text
 
-    def answer(self, question: Question) -> tuple[list[int], list[int]]:
-        """Token ids of the prompt, and the greedy ones after it."""
-        options: dict[str, Any] = {}
+    def inputs(self, question: Question) -> dict[str, Any]:
+        """What the model's `generate` takes."""
+        media: dict[str, Any] = {}
         if question.images:
-            options["images"] = list(question.images)
+            media["images"] = list(question.images)
         if question.audio:
-            options["audio"] = list(question.audio)
+            media["audio"] = list(question.audio)
         if question.videos:
-            options["videos"] = [frames for frames, _ in question.videos]
-            options["do_sample_frames"] = False
-            options["use_audio_in_video"] = question.hears_videos
-        inputs = self._processor(text=self.text(question), return_tensors="pt", **options)
+            media["videos"] = [frames for frames, _ in question.videos]
+            media |= {"do_sample_frames": False, "use_audio_in_video": question.hears_videos}
+        inputs = self._processor(text=self.text(question), return_tensors="pt", **media)
+        return {**inputs, "use_audio_in_video": question.hears_videos}
+
+    def answer(self, question: Question) -> tuple[list[int], Chosen]:
+        """Token ids of the prompt, and the greedy ones after it."""
+        inputs = self.inputs(question)
         prompt = inputs["input_ids"][0].tolist()
         with torch.inference_mode():
-            written = self._thinker.generate(
+            result = self.model.thinker.generate(
                 **inputs,
-                use_audio_in_video=question.hears_videos,
                 max_new_tokens=NUM_TOKENS,
                 min_new_tokens=NUM_TOKENS,
                 do_sample=False,
+                output_scores=True,
+                return_dict_in_generate=True,
             )
-        return prompt, written[0, len(prompt) :].tolist()
+        written = result.sequences[0, len(prompt) :].tolist()
+        return prompt, Chosen.of(written, [scores[0] for scores in result.scores])

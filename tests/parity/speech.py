@@ -9,17 +9,19 @@ from __future__ import annotations
 import asyncio
 import functools
 import itertools
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import ExitStack, asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
-import transformers
+from vllm.v1.metrics.stats import IterationStats
 
 from tests.ar_replicas import Requests, greedy, replica
-from tests.parity.omni_prompts import Question
+from tests.parity.greedy import Chosen
+from tests.parity.omni_prompts import NUM_TOKENS, Question, Reference
 from tests.parity.speech_ends import Heard
 from vllm_omni.config.pipeline import PipelineConfig
 from vllm_omni.distributed.omni_connectors.factory import Connector, open_connector
@@ -27,9 +29,6 @@ from vllm_omni.distributed.run_directory import RunDirectory
 from vllm_omni.engine.messages import StreamSource, StreamTarget
 from vllm_omni.entrypoints.prompts import parse_prompt
 from vllm_omni.inputs.prompt import OmniPrompt
-
-_SPARE_TOKENS = 8
-"""Tokens among which the one is that ends a reply."""
 
 ENGINE_ARGS: Mapping[str, object] = {
     "dtype": "float32",
@@ -43,25 +42,22 @@ class Spoken:
     """One reply of the reference."""
 
     prompt: OmniPrompt
-    prompt_ids: list[int]
     reply: list[int]
     """Without `end_token`, which ended it."""
     end_token: int
-    codes: list[list[int]]
+    codes: Chosen
+    """Frame after frame, all groups of each."""
+
+    def difference(self, codes: Sequence[Sequence[int]]) -> str:
+        """Where these codes are not the reference's; empty when they are."""
+        return self.codes.difference([code for frame in codes for code in frame])
 
 
-class Speaker:
+class Speaker(Reference):
     """A reference model that speaks."""
 
-    def __init__(self, model_dir: Path, model_class: str) -> None:
-        transformers.logging.set_verbosity_error()
-        torch.set_num_threads(1)
-        self._processor = transformers.AutoProcessor.from_pretrained(model_dir)
-        self.model = (
-            getattr(transformers, model_class)
-            .from_pretrained(model_dir, dtype=torch.float32)
-            .eval()
-        )
+    def __post_init__(self) -> None:
+        super().__post_init__()
         talker = self.model.talker.config
         if not hasattr(talker, "audio_config"):
             # Its positions of audio look there; transformers 5.19 stops with an AttributeError.
@@ -69,78 +65,99 @@ class Speaker:
         if not hasattr(talker, "num_code_groups"):
             self.model.talker.forward = _with_mask(self.model.talker.forward)
 
-    def speak(self, question: Question, num_tokens: int, num_frames: int, **options: Any) -> Spoken:
-        """A reply of about `num_tokens` tokens and its codes."""
-        turns = [{"role": "user", "content": list(question.parts)}]
-        text = self._processor.apply_chat_template(
-            turns, tokenize=False, add_generation_prompt=True
+    def prompt(self, question: Question) -> OmniPrompt:
+        """The question as a stage takes it."""
+        return parse_prompt(question.prompt(self.text(question)))
+
+    def speak(
+        self,
+        question: Question,
+        written: Sequence[int],
+        num_tokens: int,
+        num_frames: int,
+        **options: Any,
+    ) -> Spoken:
+        """The codes of the first tokens of what `answer` has written, about `num_tokens`."""
+        # The first one from there on that ends the reply there and not before.
+        end_token = next(
+            token for i, token in enumerate(written) if i >= num_tokens and token not in written[:i]
         )
-        media: dict[str, Any] = {}
-        if question.images:
-            media["images"] = list(question.images)
-        if question.audio:
-            media["audio"] = list(question.audio)
-        if question.videos:
-            media["videos"] = [frames for frames, _ in question.videos]
-            media |= {"do_sample_frames": False, "use_audio_in_video": question.hears_videos}
-        inputs = dict(self._processor(text=text, return_tensors="pt", **media))
-        inputs["use_audio_in_video"] = question.hears_videos
-        prompt_ids = inputs["input_ids"][0].tolist()
+        inputs = self.inputs(question)
         with torch.inference_mode():
-            num = num_tokens + _SPARE_TOKENS
-            written = self.model.thinker.generate(
-                **inputs, max_new_tokens=num, min_new_tokens=num, do_sample=False
-            )[0, len(prompt_ids) :].tolist()
-            # The first one from there on that ends the reply there and not before.
-            end_token = next(
-                token
-                for i, token in enumerate(written)
-                if i >= num_tokens and token not in written[:i]
-            )
-            sequence, codes = self._generate(inputs, end_token, num_tokens, num_frames, options)
-        reply = sequence[0, len(prompt_ids) :].tolist()
+            sequence, codes = self._generate(inputs, end_token, num_frames, options)
+        reply = sequence[0, inputs["input_ids"].shape[1] :].tolist()
         assert reply[-1] == end_token, "the reference ended with its end token"
-        return Spoken(parse_prompt(question.prompt(text)), prompt_ids, reply[:-1], end_token, codes)
+        return Spoken(self.prompt(question), reply[:-1], end_token, codes)
 
     def _generate(
         self,
         inputs: dict[str, Any],
         end_token: int,
-        num_tokens: int,
         num_frames: int,
         options: dict[str, Any],
-    ) -> tuple[Any, list[list[int]]]:
-        codes: list[list[list[int]]] = []
-        talk = self.model.talker.generate
-        num_groups = getattr(self.model.config.talker_config, "num_code_groups", 1)
-
-        def listen(**given: Any) -> Any:
-            # Passed on to the talker by mistake; its own generate refuses them.
-            result = talk(**{k: v for k, v in given.items() if not k.startswith("pixel_values")})
-            if num_groups > 1:
-                frames = [h[-1] for h in result.hidden_states if h[-1] is not None]
-                codes.append(torch.cat(frames).tolist())
+    ) -> tuple[Any, Chosen]:
+        heard: list[Chosen] = []
+        with pytest.MonkeyPatch.context() as patched:
+            if hasattr(self.model.talker, "code_predictor"):
+                self._hear_frames(patched, heard)
             else:
-                ends = given["eos_token_id"]
-                sampled = result[0, given["input_ids"].shape[1] :].tolist()
-                codes.append([[code] for code in sampled if code not in ends])
-            return result
-
-        self.model.talker.generate = listen
-        try:
+                self._hear_codes(patched, heard)
             sequence, _ = self.model.generate(
                 **inputs,
                 thinker_do_sample=False,
-                thinker_max_new_tokens=num_tokens + _SPARE_TOKENS,
+                thinker_max_new_tokens=NUM_TOKENS,
                 thinker_eos_token_id=end_token,
                 talker_do_sample=False,
                 talker_max_new_tokens=num_frames,
                 talker_repetition_penalty=1.0,
                 **options,
             )
-        finally:
-            del self.model.talker.generate
-        return sequence, codes[0]
+        return sequence, heard[0]
+
+    def _hear_frames(self, patched: pytest.MonkeyPatch, heard: list[Chosen]) -> None:
+        """Listen to a talker whose first code of a frame is followed by a predictor's."""
+        talker = self.model.talker
+        talk, predict = talker.generate, talker.code_predictor.generate
+        others: list[Any] = []
+
+        def predicted(**given: Any) -> Any:
+            others.append(predict(**given, output_scores=True))
+            return others[-1]
+
+        def talked(**given: Any) -> Any:
+            result = talk(**_without_pixels(given), output_scores=True)
+            frames = [h[-1][0].tolist() for h in result.hidden_states if h[-1] is not None]
+            logits = [
+                row[0]
+                for first, rest in zip(result.scores, others, strict=False)
+                for row in (first, *rest.scores)
+            ]
+            codes = [code for frame in frames for code in frame]
+            heard.append(Chosen.of(codes, logits[: len(codes)]))
+            return result
+
+        patched.setattr(talker.code_predictor, "generate", predicted)
+        patched.setattr(talker, "generate", talked)
+
+    def _hear_codes(self, patched: pytest.MonkeyPatch, heard: list[Chosen]) -> None:
+        """Listen to a talker of one code for each frame."""
+        talk = self.model.talker.generate
+
+        def talked(**given: Any) -> Any:
+            result = talk(
+                **_without_pixels(given), output_scores=True, return_dict_in_generate=True
+            )
+            sampled = result.sequences[0, given["input_ids"].shape[1] :].tolist()
+            num = len([code for code in sampled if code not in given["eos_token_id"]])
+            heard.append(Chosen.of(sampled, [row[0] for row in result.scores]).first(num))
+            return result.sequences
+
+        patched.setattr(self.model.talker, "generate", talked)
+
+
+def _without_pixels(given: dict[str, Any]) -> dict[str, Any]:
+    """Passed on to the talker by mistake; its own generate refuses them."""
+    return {key: value for key, value in given.items() if not key.startswith("pixel_values")}
 
 
 def _with_mask(forward: Any) -> Any:
@@ -173,8 +190,25 @@ class Chain:
         self._bridge = edge.bridge
         self.thinker = thinker
         self.talker = talker
+        self.num_preempted = 0
+        """Requests of the thinker that gave their memory to others and were computed again."""
         self._connector = connector
         self._ids = itertools.count()
+        thinker.client.record = self._record
+
+    def _record(self, _: object, iteration: IterationStats | None) -> None:
+        if iteration is not None:
+            self.num_preempted += iteration.num_preempted_reqs
+
+    async def load(self, model_dir: Path) -> None:
+        """Take the weights of another checkpoint of the same shape; nothing may be running."""
+        await asyncio.gather(self.thinker.load(model_dir), self.talker.load(model_dir))
+
+    async def write(self, prompt: OmniPrompt) -> tuple[list[int], list[int]]:
+        """Token ids of the prompt as the thinker has read it, and of its whole answer."""
+        params = greedy(NUM_TOKENS, min_tokens=NUM_TOKENS)
+        output = await self.thinker.run(f"r{next(self._ids)}", prompt, params)
+        return list(output.prompt_token_ids or ()), list(output.outputs[0].token_ids)
 
     async def begin(
         self,

@@ -18,7 +18,7 @@ from vllm import SamplingParams
 from vllm.model_executor.model_loader import get_model_cls
 
 from tests.ar_replicas import spec_of
-from tests.parity.omni_prompts import RATE_HZ, Question, questions
+from tests.parity.omni_prompts import RATE_HZ, Question, questions, tone
 from vllm_omni.engine.ar_config import build_vllm_config
 from vllm_omni.engine.ar_preparer import ArPreparer
 from vllm_omni.entrypoints.prompts import parse_prompt
@@ -36,10 +36,6 @@ FAMILIES: dict[str, Family] = {
 }
 
 
-def tone(num_samples: int) -> Any:
-    return (0.1 * np.sin(np.arange(num_samples) * 0.05)).astype(np.float32)
-
-
 def more_questions() -> dict[str, Question]:
     """Lengths of audio that fill no whole number of frames, and sounds in several places."""
     asked = questions()
@@ -47,16 +43,19 @@ def more_questions() -> dict[str, Question]:
     sounding = asked["sounding-video"]
     (sound,), (clip,) = sounding.audio, sounding.videos
     return asked | {
-        "odd audio": Question((audio,), audio=(tone(RATE_HZ + 90),)),
-        "odd audio items": Question((audio, audio), audio=(tone(12345), tone(30001))),
+        "odd audio": Question((audio,), audio=(tone(1.006),)),
+        "odd audio items": Question((audio, audio), audio=(tone(0.7716), tone(1.8751))),
         "audio before a sounding video": Question(
-            (audio, video), audio=(tone(8000), sound), videos=(clip,), hears_videos=True
+            (audio, video), audio=(tone(0.5), sound), videos=(clip,), hears_videos=True
         ),
         "sounding videos around audio": Question(
             (video, audio, video),
-            audio=(sound, tone(9999), sound[: RATE_HZ + 7]),
+            audio=(sound, tone(0.625), sound[: RATE_HZ + 7]),
             videos=(clip, clip),
             hears_videos=True,
+        ),
+        "a sound longer than its video": Question(
+            (video, audio), audio=(tone(7.3), sound), videos=(clip,), hears_videos=True
         ),
     }
 

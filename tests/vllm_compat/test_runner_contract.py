@@ -7,6 +7,9 @@ from typing import Any
 
 import pytest
 import vllm.v1.worker.cpu_worker as vllm_cpu_worker
+from vllm.model_executor.layers.fused_moe.unquantized_fused_moe_method import (
+    UnquantizedFusedMoEMethod,
+)
 from vllm.v1.core.sched.async_scheduler import AsyncScheduler
 from vllm.v1.core.sched.scheduler import Scheduler
 from vllm.v1.engine import EngineCoreOutput, EngineCoreRequestType
@@ -28,6 +31,7 @@ def parameters(function: Any) -> list[str]:
     ("name", "first"),
     [
         ("load_model", []),
+        ("reload_weights", ["weights_iterator", "weights_path"]),
         ("initialize_kv_cache", ["kv_cache_config"]),
         ("_update_states", ["scheduler_output"]),
         ("_init_mrope_positions", ["req_state"]),
@@ -49,6 +53,13 @@ def test_our_hooks_come_first_on_the_cpu() -> None:
     assert StageCPURunner.__mro__.index(StageRunnerMixin) < StageCPURunner.__mro__.index(
         CPUModelRunner
     )
+
+
+def test_experts_are_packed_for_the_cpu_only_with_a_new_kernel() -> None:
+    """Remove `StageCPURunner.reload_weights` when this fails: a reload packs them then."""
+    source = inspect.getsource(UnquantizedFusedMoEMethod._setup_kernel)
+    only_first = source[source.index("if not is_weight_update:") :]
+    assert "fused_experts.process_weights_after_loading(layer)" in only_first
 
 
 def test_the_second_result_of_preprocessing_is_the_embeddings() -> None:

@@ -15,12 +15,13 @@ class NumberModel:
     """A row is one number; the constant condition is 1000."""
 
     row_width = 1
+    rest = 1000.0
 
     def rows(self, rows: Rows) -> torch.Tensor:
         return torch.from_numpy(rows.data).float().unsqueeze(1)
 
     def rest_row(self) -> torch.Tensor:
-        return torch.tensor([1000.0])
+        return torch.tensor([self.rest])
 
     def inputs(self, base: torch.Tensor, conditions: torch.Tensor) -> torch.Tensor:
         return base + conditions
@@ -46,8 +47,13 @@ def begin(*conditions: int) -> Conditioning:
 
 
 @pytest.fixture
-def inputs() -> ConditionedInputs:
-    return ConditionedInputs(NumberModel(), torch.float32, torch.device("cpu"))
+def model() -> NumberModel:
+    return NumberModel()
+
+
+@pytest.fixture
+def inputs(model: NumberModel) -> ConditionedInputs:
+    return ConditionedInputs(model, torch.float32, torch.device("cpu"))
 
 
 def filled(inputs: ConditionedInputs, *batch: Scheduled) -> list[float]:
@@ -71,6 +77,18 @@ def test_after_the_last_condition_comes_the_constant_one(inputs: ConditionedInpu
     inputs.keep(torch.tensor([[20.0]]), [("a", 2)])
 
     assert filled(inputs, Scheduled("a", 1, 1), Scheduled("a", 2, 1)) == [12, 1020]
+
+
+def test_other_weights_have_another_constant_condition(
+    inputs: ConditionedInputs, model: NumberModel
+) -> None:
+    inputs.update([("a", begin(1))])
+    inputs.keep(torch.tensor([[10.0]]), [("a", 1)])
+
+    model.rest = 2000.0
+    inputs.take_weights()
+
+    assert filled(inputs, Scheduled("a", 1, 1)) == [2010]
 
 
 def test_a_recomputed_request_is_fed_the_same_again(inputs: ConditionedInputs) -> None:

@@ -49,11 +49,16 @@ class ConditionedInputs:
     def __init__(self, model: ConditionedModel, dtype: torch.dtype, device: torch.device) -> None:
         self._model = model
         self._pool = RowPool(model.row_width, dtype, device, _FIRST_PAGES)
-        self._pool.rows[REST_ROW] = model.rest_row().to(dtype)
         self._requests: dict[str, _Conditioned] = {}
+        self.take_weights()
 
     def __repr__(self) -> str:
         return f"<ConditionedInputs requests={len(self._requests)} {self._pool!r}>"
+
+    def take_weights(self) -> None:
+        """Compute what depends on the model's weights alone, when they are new."""
+        rest = self._model.rest_row()
+        self._pool.rows[REST_ROW] = rest.to(self._pool.rows.dtype)
 
     def update(self, updates: Iterable[tuple[str, Conditioning]]) -> None:
         """Take what the bridges made."""

@@ -55,6 +55,11 @@ class StageRunnerMixin:
                 self.device,  # type: ignore[attr-defined]
             )
 
+    def reload_weights(self, *args: Any, **kwargs: Any) -> None:
+        super().reload_weights(*args, **kwargs)  # type: ignore[misc]
+        if self._inputs is not None:
+            self._inputs.take_weights()
+
     def initialize_kv_cache(self, kv_cache_config: Any, *args: Any, **kwargs: Any) -> None:
         super().initialize_kv_cache(kv_cache_config, *args, **kwargs)  # type: ignore[misc]
         if self._capture is not None:

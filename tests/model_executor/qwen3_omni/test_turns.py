@@ -9,14 +9,17 @@ import pytest
 
 from vllm_omni.model_executor.models.qwen3_omni.turns import Turns, turns_of
 
-START, SYSTEM, USER, ASSISTANT, END, AUDIO = 1, 2, 3, 4, 5, 9
+START, SYSTEM, USER, ASSISTANT, END = 1, 2, 3, 4, 5
+SOUND, SIGHT, AUDIO, VIDEO = 7, 8, 9, 11
 CONFIG = SimpleNamespace(
     im_start_token_id=START,
     user_token_id=USER,
     assistant_token_id=ASSISTANT,
     audio_token_id=AUDIO,
     image_token_id=10,
-    video_token_id=11,
+    video_token_id=VIDEO,
+    audio_start_token_id=SOUND,
+    vision_start_token_id=SIGHT,
 )
 SYSTEM_TURN = [START, SYSTEM, 50, END]
 REPLY = [START, ASSISTANT, 6]
@@ -85,3 +88,22 @@ def test_positions_of_media_keep_their_shape() -> None:
         [0, 1, 2, 2, 4, 5, 6, 7],
         [0, 1, 2, 3, 4, 5, 6, 7],
     ]
+
+
+def test_a_video_that_is_heard_is_counted_token_by_token() -> None:
+    found = turns([START, USER, SIGHT, SOUND, VIDEO, VIDEO, AUDIO, 60, 61, END], REPLY)
+    thinker = np.array([[0, 1, 2, 3, 4, 4, 4, 6, 7, 8, 9, 10, 11]] * 3)
+    thinker[2, 5] = 5
+
+    assert found.positions_heard(thinker, 2).tolist() == [list(range(12))] * 3
+
+
+def test_a_video_that_is_only_seen_keeps_its_axes() -> None:
+    found = turns([START, USER, SIGHT, VIDEO, VIDEO, 60, END], REPLY)
+    thinker = np.array([[20, 21, 22, 23, 23, 25, 26, 27, 28, 29]] * 3)
+    thinker[2, 4] = 24
+
+    heard = found.positions_heard(thinker, 1)
+
+    assert heard[0].tolist() == [0, 1, 2, 3, 3, 5, 6, 7]
+    assert heard[2].tolist() == [0, 1, 2, 3, 4, 5, 6, 7]

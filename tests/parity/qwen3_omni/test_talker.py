@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
-from pathlib import Path
 
 import pytest
 import pytest_asyncio
@@ -17,6 +16,7 @@ from vllm_omni.model_executor.models.qwen3_omni.tiny import make_tiny
 
 pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.timeout(600)]
 
+SEEDS = (0, 1, 2)
 NUM_FRAMES = 24
 REPLIES = (6, 1, 9, 3, 12, 2, 8, 5)
 """Lengths of the replies of eight requests."""
@@ -29,25 +29,28 @@ class Case:
     spoken: list[Spoken]
 
 
-@pytest_asyncio.fixture(
-    scope="module",
-    loop_scope="module",
-    params=[0, *(pytest.param(seed, marks=pytest.mark.thorough) for seed in (1, 2))],
-)
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def running(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Talker]:
+    """One engine for all seeds: it takes the next one's weights in place."""
+    model_dir = make_tiny(tmp_path_factory.mktemp("tiny") / "model", SEEDS[0])
+    # Memory for about half of the requests: the others are preempted and computed again.
+    async with talker(model_dir, num_gpu_blocks_override=10, max_model_len=128) as one:
+        yield one
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module", params=SEEDS)
 async def case(
-    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
-) -> AsyncIterator[Case]:
-    model_dir: Path = tmp_path_factory.mktemp("tiny") / "model"
-    make_tiny(model_dir, request.param)
+    running: Talker, request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Case:
+    model_dir = make_tiny(tmp_path_factory.mktemp("tiny") / "model", request.param)
+    await running.requests.load(model_dir)
     reference = Reference(model_dir)
     prompts = [chat(*range(1000 * i + 40, 1000 * i + 45 + i)) for i in range(len(REPLIES))]
     spoken = [
         reference.speak(prompt, num, NUM_FRAMES)
         for prompt, num in zip(prompts, REPLIES, strict=True)
     ]
-    # Memory for about half of the requests: the others are preempted and computed again.
-    async with talker(model_dir, num_gpu_blocks_override=10, max_model_len=128) as one:
-        yield Case(one, reference, spoken)
+    return Case(running, reference, spoken)
 
 
 async def test_a_whole_utterance_is_the_references(case: Case) -> None:

@@ -126,7 +126,7 @@ class TalkerConditioning:
         config, num = self._config, len(prompt)
         positions = self._positions
         if positions is not None:
-            after = positions.max() + 1 + np.tile(np.arange(2), (3, 1))
+            after = positions[:, -1:].max() + 1 + np.tile(np.arange(2), (3, 1))
             positions = np.concatenate([positions, after], axis=1)
         opening = [config.tts_codec_pad_token_id, config.tts_codec_start_token_id]
         return ConditionedPrompt(

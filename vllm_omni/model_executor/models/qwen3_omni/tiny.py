@@ -68,7 +68,9 @@ TINY: Final[Mapping[str, Any]] = {
         },
     },
     "talker_config": {
-        "accept_hidden_layer": 2,
+        # After those that the vision tower feeds, as in the released sizes: of the last of these
+        # transformers gives the talker the state without what was added, vLLM with it.
+        "accept_hidden_layer": 3,
         "thinker_hidden_size": 64,
         **_INIT,
         "text_config": {

@@ -30,6 +30,8 @@ class Turns:
     user_ids: Ids
     is_media: npt.NDArray[np.bool_]
     """Of the user's positions: a placeholder that media fill."""
+    is_heard: npt.NDArray[np.bool_]
+    """Of the user's positions: media of a video that is heard too."""
     reply: Ids
     """Token ids from the head of the last assistant's turn on."""
 
@@ -54,16 +56,19 @@ class Turns:
         """Rotary positions of the talker's prompt, from those of the thinker's.
 
         A turn begins with a word, where all axes are equal, and its inner distances do not depend
-        on what stands before it: the turns are moved together, and what follows counts on.
+        on what stands before it: the turns are moved together, and what follows counts on. The
+        reference does not tell its talker that a video is heard, so there it counts every token.
         """
-        begins = np.flatnonzero(np.diff(self.user, prepend=-2) != 1)
-        parts, following = [], 0
-        for turn in np.split(self.user, begins[1:]) if len(self.user) else ():
-            moved = positions[:, turn] - positions[:, turn[0]].max() + following
-            following = int(moved.max()) + 1
-            parts.append(moved)
-        parts.append(np.tile(np.arange(following, following + num_after), (3, 1)))
-        heard: Ids = np.concatenate(parts, axis=1)
+        moved = positions[:, self.user]
+        begins = np.diff(self.user, prepend=-2) != 1
+        begins |= self.is_heard | np.append(False, self.is_heard[:-1])
+        following = 0
+        for piece in np.split(moved, np.flatnonzero(begins)[1:], axis=1) if moved.size else ():
+            piece += following - piece[:, 0].max()
+            piece[:, 0] = following
+            following = int(piece.max()) + 1
+        after = np.tile(np.arange(following, following + num_after), (3, 1))
+        heard: Ids = np.concatenate([moved, after], axis=1)
         return heard
 
 
@@ -87,4 +92,11 @@ def turns_of(prompt: Ids, config: Any) -> Turns:
     user = np.concatenate(turns) if turns else np.empty(0, dtype=np.int64)
     media = (config.audio_token_id, config.image_token_id, config.video_token_id)
     user_ids = prompt[user]
-    return Turns(user, user_ids, np.isin(user_ids, media), prompt[replies[-1] :])
+    is_media = np.isin(user_ids, media)
+    is_heard = np.zeros_like(is_media)
+    starts = np.flatnonzero(is_media & ~np.append(False, is_media[:-1]))
+    ends = np.flatnonzero(is_media & ~np.append(is_media[1:], False)) + 1
+    for start, end in zip(starts, ends, strict=True):
+        marks = user_ids[max(start - 2, 0) : start].tolist()
+        is_heard[start:end] = marks == [config.vision_start_token_id, config.audio_start_token_id]
+    return Turns(user, user_ids, is_media, is_heard, prompt[replies[-1] :])

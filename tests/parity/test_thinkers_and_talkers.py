@@ -1,0 +1,186 @@
+"""Thinkers write and talkers speak as transformers' do, for prompts of every kind, on three seeds.
+
+The engines of a family start once: for the next seed they take its weights in place. The thinker's
+memory is too small for all prompts at once and its steps for some of them, so together they are
+cut, preempted and computed again; alone they come whole, or from the prefix cache.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+import pytest_asyncio
+
+from tests.parity.greedy import Chosen
+from tests.parity.omni_prompts import Question, questions
+from tests.parity.speech import Chain, Speaker, Spoken, chain
+from vllm_omni.config.pipeline import PipelineConfig
+from vllm_omni.model_executor.models.qwen2_5_omni import pipeline as qwen2_5
+from vllm_omni.model_executor.models.qwen2_5_omni.tiny import make_tiny as make_qwen2_5
+from vllm_omni.model_executor.models.qwen3_omni import pipeline as qwen3
+from vllm_omni.model_executor.models.qwen3_omni.tiny import make_tiny as make_qwen3
+
+pytestmark = [pytest.mark.slow, pytest.mark.asyncio(loop_scope="module"), pytest.mark.timeout(600)]
+
+SEEDS = (0, 1, 2)
+NUM_FRAMES = 10
+REPLIES = {
+    "text": 6,
+    "image": 1,
+    "audio": 7,
+    "video": 4,
+    "sounding-video": 5,
+    "extremes": 3,
+    "mixed": 8,
+    "mixed-sounding": 2,
+}
+"""Tokens of the replies that are spoken."""
+HARDEST = ("text", "image", "mixed-sounding")
+"""What the other seeds speak about."""
+HOW: dict[str, dict[str, object]] = {
+    "tight": {"num_gpu_blocks_override": 25, "max_num_batched_tokens": 128},
+    "as it comes": {},
+    "in small chunks": {"long_prefill_token_threshold": 48},
+}
+"""Options of the thinker's engine."""
+ENGINE = {"max_model_len": 768, "block_size": 32}
+
+
+@dataclass(frozen=True)
+class Family:
+    make: Callable[[Path, int], Path]
+    pipeline: PipelineConfig
+    model_class: str
+    other_voice: str
+    """Not the default."""
+
+
+FAMILIES = {
+    "qwen3": Family(make_qwen3, qwen3.PIPELINE, "Qwen3OmniMoeForConditionalGeneration", "Chelsie"),
+    "qwen2.5": Family(
+        make_qwen2_5, qwen2_5.PIPELINE, "Qwen2_5OmniForConditionalGeneration", "Ethan"
+    ),
+}
+
+
+@dataclass(frozen=True)
+class Running:
+    first: Path
+    """The checkpoint that it has started with."""
+    family: Family
+    chain: Chain
+    how: str
+
+
+def settings() -> Iterator[Any]:
+    """Each family in the tightest engine; `make thorough` has the others."""
+    for how in HOW:
+        marks = [] if how == "tight" else [pytest.mark.thorough]
+        yield from (pytest.param((family, how), marks=marks) for family in FAMILIES)
+
+
+@dataclass(frozen=True)
+class Case:
+    running: Running
+    asked: dict[str, Question]
+    written: dict[str, tuple[list[int], Chosen]]
+    spoken: dict[str, Spoken]
+    speaker: Speaker
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module", params=settings(), ids="-".join)
+async def running(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> AsyncIterator[Running]:
+    name, how = request.param
+    family = FAMILIES[name]
+    model_dir = family.make(tmp_path_factory.mktemp("first") / "model", SEEDS[0])
+    async with chain(model_dir, family.pipeline, **ENGINE, **HOW[how]) as one:
+        yield Running(model_dir, family, one, how)
+
+
+@pytest_asyncio.fixture(scope="class", loop_scope="module", params=SEEDS)
+async def case(
+    running: Running, request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Case:
+    family, seed = running.family, request.param
+    model_dir = running.first
+    if seed != SEEDS[0]:
+        model_dir = family.make(tmp_path_factory.mktemp("seed") / "model", seed)
+        await running.chain.load(model_dir)
+    speaker = Speaker(model_dir, family.model_class)
+    asked = questions()
+    written = {name: speaker.answer(question) for name, question in asked.items()}
+    spoken = {
+        name: speaker.speak(asked[name], written[name][1].tokens, num, NUM_FRAMES)
+        for name, num in REPLIES.items()
+        if seed == SEEDS[0] or name in HARDEST
+    }
+    return Case(running, asked, written, spoken, speaker)
+
+
+class TestThinkersAndTalkers:
+    """A class, so that the seeds of a family follow each other."""
+
+    async def test_text_is_the_reference_s(self, case: Case) -> None:
+        chain = case.running.chain
+        prompts = {name: case.speaker.prompt(question) for name, question in case.asked.items()}
+        before = chain.num_preempted
+
+        together = await asyncio.gather(*map(chain.write, prompts.values()))
+
+        if case.running.how == "tight":
+            assert chain.num_preempted > before, "memory was to be too small for all"
+        wrong = {}
+        for name, (ours, text) in zip(prompts, together, strict=True):
+            prompt_ids, written = case.written[name]
+            assert ours == prompt_ids, f"{name}: the prompt"
+            wrong[name] = written.difference(text)
+        for name, prompt in prompts.items():
+            _, text = await chain.write(prompt)
+            wrong[f"{name}, alone"] = case.written[name][1].difference(text)
+        assert not any(wrong.values()), wrong
+
+    async def test_codes_are_the_reference_s(self, case: Case) -> None:
+        said = await asyncio.gather(*(_speak(case, spoken) for spoken in case.spoken.values()))
+
+        wrong = {
+            name: spoken.difference(codes)
+            for (name, spoken), (reply, codes) in zip(case.spoken.items(), said, strict=True)
+            if reply == spoken.reply  # a tie makes another text, which is the other test's matter
+        }
+        assert len(wrong) > len(said) / 2
+        assert not any(wrong.values()), wrong
+        assert all(len(codes) <= NUM_FRAMES for _, codes in said)
+
+    async def test_the_second_time_equals_the_first_though_its_prompt_is_cached(
+        self, case: Case
+    ) -> None:
+        for name in ("text", "mixed-sounding"):
+            first, second = [await _speak(case, case.spoken[name]) for _ in range(2)]
+            assert first == second, name
+
+    async def test_the_voice_is_the_reference_s(self, case: Case) -> None:
+        voice, (_, written) = case.running.family.other_voice, case.written["text"]
+        spoken = case.speaker.speak(
+            case.asked["text"], written.tokens, 4, NUM_FRAMES, speaker=voice
+        )
+
+        reply, codes = await _speak(case, spoken, extra_args={"voice": voice.lower()})
+
+        assert reply == spoken.reply
+        assert not spoken.difference(codes)
+        assert case.spoken["text"].difference(codes), "the other voice says the same"
+
+
+async def _speak(
+    case: Case, spoken: Spoken, **talker_params: object
+) -> tuple[list[int], list[list[int]]]:
+    """What our stages say where the reference said this."""
+    chain = case.running.chain
+    return await chain.speak(spoken.prompt, spoken.end_token, NUM_FRAMES, **talker_params)
