@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import vllm.v1.worker.cpu_worker as vllm_cpu_worker
 from vllm.v1.worker.cpu_model_runner import CPUModelRunner
 from vllm.v1.worker.cpu_worker import CPUWorker
@@ -13,6 +14,18 @@ from vllm_omni.worker.stage_runner import StageRunnerMixin
 
 class StageCPURunner(StageRunnerMixin, CPUModelRunner):
     """vLLM's runner with our hooks."""
+
+    def sample_tokens(self, grammar_output: Any) -> Any:
+        """What is sampled for a request that has read a part of its prompt is thrown away, and vLLM
+        sets its generator back. That of a CPU cannot be, so it is not drawn from."""
+        generators, unread = self.input_batch.generators, {}
+        for row in np.flatnonzero(self.discard_request_mask.np[: self.input_batch.num_reqs]):
+            if (generator := generators.pop(int(row), None)) is not None:
+                unread[int(row)] = generator
+        try:
+            return super().sample_tokens(grammar_output)
+        finally:
+            generators.update(unread)
 
 
 class StageCPUWorker(CPUWorker):  # type: ignore[misc]
