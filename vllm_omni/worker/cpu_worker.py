@@ -1,8 +1,9 @@
-"""The CPU worker of a stage that conditions others or is conditioned."""
+"""The CPU workers of autoregressive stages: of every one, and of one that conditions others or is
+conditioned."""
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import vllm.v1.worker.cpu_worker as vllm_cpu_worker
@@ -12,8 +13,8 @@ from vllm.v1.worker.cpu_worker import CPUWorker
 from vllm_omni.worker.stage_runner import StageRunnerMixin
 
 
-class StageCPURunner(StageRunnerMixin, CPUModelRunner):
-    """vLLM's runner with our hooks."""
+class SeededCPURunner(CPUModelRunner):  # type: ignore[misc]
+    """vLLM's runner, where a request with a seed may have its prompt read in parts."""
 
     def sample_tokens(self, grammar_output: Any) -> Any:
         """What is sampled for a request that has read a part of its prompt is thrown away, and vLLM
@@ -28,14 +29,26 @@ class StageCPURunner(StageRunnerMixin, CPUModelRunner):
             generators.update(unread)
 
 
-class StageCPUWorker(CPUWorker):  # type: ignore[misc]
+class StageCPURunner(StageRunnerMixin, SeededCPURunner):
+    """With our hooks."""
+
+
+class SeededCPUWorker(CPUWorker):  # type: ignore[misc]
     """vLLM's worker with our runner: it takes the class from its module's namespace."""
+
+    runner_class: ClassVar[type[CPUModelRunner]] = SeededCPURunner
 
     def init_device(self) -> None:
         namespace: Any = vllm_cpu_worker
         theirs = namespace.CPUModelRunner
-        namespace.CPUModelRunner = StageCPURunner
+        namespace.CPUModelRunner = self.runner_class
         try:
             super().init_device()
         finally:
             namespace.CPUModelRunner = theirs
+
+
+class StageCPUWorker(SeededCPUWorker):
+    """The worker of a stage that conditions others or is conditioned."""
+
+    runner_class: ClassVar[type[CPUModelRunner]] = StageCPURunner
