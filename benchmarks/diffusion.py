@@ -224,6 +224,8 @@ def main() -> None:
     parser.add_argument("--json", action="store_true", help="end with one line of JSON")
     parser.add_argument("--quick", action="store_true", help="a tenth of the work")
     arguments = parser.parse_args()
+    # Of this process: a team of threads over products so small would measure how they meet.
+    torch.set_num_threads(1)
     with tempfile.TemporaryDirectory() as folder:
         model = arguments.model or make(arguments.family, Path(folder) / "model")
         figures = asyncio.run(measure(model, 0.1 if arguments.quick else 1.0))

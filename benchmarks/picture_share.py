@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 import httpx
 import numpy as np
 
-from benchmarks.served import serve
+from benchmarks.served import Server, cpu_seconds, serve
 from vllm_omni.config.registry import ENTRY_POINT_GROUP
 from vllm_omni.diffusion.models.interface import (
     Capabilities,
@@ -136,11 +136,14 @@ def measure(size: str, steps: int, requests: int) -> dict[str, Any]:
             serve(model, folder / "server.log", [], env=env) as server,
             httpx.Client(base_url=server.url, timeout=60) as client,
         ):
-            for _ in range(requests + 3):
+            for i in range(requests + 3):
+                if i == 3:
+                    used_s = server_cpu_s(server)
                 began_s = time.perf_counter()
                 answer = client.post("/v1/images/generations", json=body)
                 times_ms.append((time.perf_counter() - began_s) * 1000)
                 answer.raise_for_status()
+            used_s = server_cpu_s(server) - used_s
     warm_ms = sorted(times_ms[3:])
     return {
         "size": size,
@@ -148,7 +151,13 @@ def measure(size: str, steps: int, requests: int) -> dict[str, Any]:
         "share_ms": round(statistics.median(warm_ms), 1),
         "share_ms_min": round(warm_ms[0], 1),
         "share_ms_max": round(warm_ms[-1], 1),
+        "cpu_ms": round(used_s / requests * 1000, 1),
     }
+
+
+def server_cpu_s(server: Server) -> float:
+    """Of all its processes; what they are all together busy with does not depend on the load."""
+    return sum(map(cpu_seconds, server.processes()))
 
 
 def main() -> None:

@@ -125,6 +125,8 @@ def test_pictures_and_masks_are_counted_and_measured() -> None:
     assert refused(Params(), no_mask, images=(IMAGE,), mask=MASK) == "mask"
     none = dataclasses.replace(CAPABILITIES, max_images=0, takes_mask=False)
     assert refused(Params(), none, images=(IMAGE,)) == "image"
+    needs_mask = dataclasses.replace(CAPABILITIES, needs_mask=True)
+    assert refused(Params(), needs_mask, images=(IMAGE,)) == "mask"
     one = made(Params(), images=(IMAGE,), mask=MASK)
     assert (one.images[0].shape, one.mask.shape) == ((32, 48, 3), (32, 48))
 

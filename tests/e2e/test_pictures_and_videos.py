@@ -110,6 +110,7 @@ def test_a_part_of_a_picture_is_painted_anew(tmp_path: Path) -> None:
 
         assert painted.shape == (64, 64, 3)
         assert refused_field(client.images.edit, image=image, mask=wrong, **given) == "mask"
+        assert refused_field(client.images.edit, image=image, **given) == "mask"
 
 
 @pytest.mark.parametrize("variant", VIDEOS)

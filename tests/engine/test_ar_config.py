@@ -11,7 +11,7 @@ from tests.ar_replicas import spec_of
 from vllm_omni.config.pipeline import LAST_HIDDEN, Capture, CaptureScope
 from vllm_omni.engine.ar_config import engine_arguments
 from vllm_omni.errors import ConfigError
-from vllm_omni.worker.stage_options import StageOptions
+from vllm_omni.worker.stage_options import CPU_WORKER, StageOptions
 
 
 @pytest.fixture
@@ -20,10 +20,11 @@ def model_dir(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def test_other_stages_keep_the_workers_of_the_engine(model_dir: Path) -> None:
+def test_other_stages_have_the_engine_s_own_scheduler(model_dir: Path) -> None:
     arguments = engine_arguments(spec_of(model_dir))
 
-    assert not {"worker_cls", "scheduler_cls", "additional_config"} & set(arguments)
+    assert arguments["worker_cls"] == CPU_WORKER
+    assert not {"scheduler_cls", "additional_config"} & set(arguments)
 
 
 def test_layers_are_numbers_or_names_in_the_checkpoints_config(model_dir: Path) -> None:

@@ -21,6 +21,7 @@ from vllm_omni.inputs.prompt import OmniPrompt
 UPSTREAM: Final = "upstream"
 """Key of `OmniPrompt.extra` under which a bridge puts what upstream stages made."""
 
+NEEDS_MASK: Final = "this model paints a part of a picture anew: it needs a mask"
 _OPTIONAL: Final = (
     "negative_prompt",
     "num_frames",
@@ -125,6 +126,8 @@ def _check_media(prompt: OmniPrompt, capabilities: Capabilities) -> None:
         wanted = str(least) if least == most else f"{least} to {most}"
         raise BadRequestError(f"this model reads {wanted} images, got {num_images}", field="image")
     if prompt.mask is None:
+        if capabilities.needs_mask:
+            raise BadRequestError(NEEDS_MASK, field="mask")
         return
     if not capabilities.takes_mask:
         raise BadRequestError("this model takes no mask", field="mask")

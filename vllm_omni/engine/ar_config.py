@@ -27,7 +27,7 @@ from vllm_omni.engine.replica_spec import ReplicaSpec
 from vllm_omni.errors import ConfigError
 from vllm_omni.platforms import platform_of
 from vllm_omni.worker.executor import STAGE_EXECUTOR
-from vllm_omni.worker.stage_options import STAGE_WORKERS, StageOptions
+from vllm_omni.worker.stage_options import CPU_WORKER, STAGE_WORKERS, StageOptions
 
 CPU_KV_CACHE_BYTES: Final = 1 << 30
 """KV cache of a replica on CPU when nothing says otherwise; vLLM would take most of the host."""
@@ -64,6 +64,7 @@ def engine_arguments(spec: ReplicaSpec) -> dict[str, Any]:
         arguments |= _seam_arguments(spec)
     if spec.devices[0] == "cpu":
         arguments["enforce_eager"] = True
+        arguments.setdefault("worker_cls", CPU_WORKER)
         if not any(name in spec.engine_args for name in _MEMORY_ARGS):
             arguments["kv_cache_memory_bytes"] = envs.cpu_kv_cache_bytes() or CPU_KV_CACHE_BYTES
     return arguments | dict(spec.engine_args)

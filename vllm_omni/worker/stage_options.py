@@ -16,6 +16,8 @@ STAGE_WORKERS: Final = {
     "cuda": "vllm_omni.worker.gpu_worker.StageGPUWorker",
 }
 """Values of `worker_cls` by type of device."""
+CPU_WORKER: Final = "vllm_omni.worker.cpu_worker.SeededCPUWorker"
+"""That of all other stages on a CPU."""
 
 _KEY: Final = "vllm_omni_stage"
 

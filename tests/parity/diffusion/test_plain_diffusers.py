@@ -16,6 +16,7 @@ from vllm_omni.config.registry import ANY_DIFFUSERS
 from vllm_omni.diffusion.models.plain_diffusers.diffusion_pipeline import AnyDiffusers
 from vllm_omni.diffusion.models.plain_diffusers.tiny import VARIANTS, make_tiny
 from vllm_omni.diffusion.request import DiffusionRequest
+from vllm_omni.diffusion.worker.self_test import self_test_request
 from vllm_omni.errors import BadRequestError
 
 SEEDS = (0, 1, 2)
@@ -85,6 +86,16 @@ def test_a_repainted_picture_is_the_reference_s(folders: dict[str, Path]) -> Non
         generator=torch.Generator().manual_seed(0),
     ).images[0]
     assert np.array_equal(pixels, np.asarray(expected))
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_a_replica_can_test_itself(folders: dict[str, Path], variant: str) -> None:
+    pipeline = AnyDiffusers(context_of(folders[variant]))
+
+    made = pipeline.run(self_test_request(pipeline.capabilities), goes_on)
+
+    assert made is not None
+    assert made.shape == (64, 64, 3)
 
 
 def test_steps_are_reported_and_nobody_waiting_ends_it(folders: dict[str, Path]) -> None:

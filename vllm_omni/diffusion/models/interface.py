@@ -57,6 +57,8 @@ class Capabilities:
     """Input images a request must bring; 1 for edit models and image to video."""
     max_images: int = 0
     takes_mask: bool = False
+    needs_mask: bool = False
+    """A request must bring one."""
     has_step_progress: bool = True
     has_preview: bool = False
     """`preview` gives an image of unfinished latents."""

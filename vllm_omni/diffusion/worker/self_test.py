@@ -18,6 +18,7 @@ def self_test_request(capabilities: Capabilities) -> DiffusionRequest:
     multiple = capabilities.size_multiple
     size = -(-_LEAST_PIXELS // multiple) * multiple
     image = np.full((size, size, 3), 128, np.uint8)
+    mask = np.full((size, size), 255, np.uint8)
     fields: dict[str, Any] = {
         "request_id": "self-test",
         "prompt": "a test",
@@ -27,6 +28,7 @@ def self_test_request(capabilities: Capabilities) -> DiffusionRequest:
         "width": size,
         "num_frames": 1 + capabilities.frames_multiple if capabilities.max_frames > 1 else 1,
         "images": (image,) * capabilities.min_images,
+        "mask": mask if capabilities.needs_mask else None,
     }
     given = {n: capabilities.defaults[n] for n in _DEFAULTS if n in capabilities.defaults}
     return DiffusionRequest(**fields | given | dict(capabilities.self_test))

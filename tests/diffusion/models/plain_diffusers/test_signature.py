@@ -67,6 +67,7 @@ def test_a_class_that_repaints_takes_a_picture_and_a_mask(tmp_path: Path) -> Non
 
     assert (capabilities.min_images, capabilities.max_images) == (1, 1)
     assert capabilities.takes_mask
+    assert capabilities.needs_mask
     assert "strength" in capabilities.params
     (stage,) = pipeline_of(folder).stages
     assert stage.accepts == {Modality.TEXT, Modality.IMAGE}

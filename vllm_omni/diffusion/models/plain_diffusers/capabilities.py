@@ -57,6 +57,8 @@ def capabilities_of(model_dir: Path) -> Capabilities:
         min_images=int(needs_image(signature)),
         max_images=int("image" in arguments),
         takes_mask="mask_image" in arguments,
+        # Where diffusers has the argument, it refuses to be without.
+        needs_mask="mask_image" in arguments,
         has_step_progress="callback_on_step_end" in arguments,
         loads_lora=signature.loads_lora,
         # Less would leave it no step to take.
@@ -72,7 +74,7 @@ def needs_image(signature: Signature) -> bool:
     """Some say so only in their name: their argument has a default that they then refuse."""
     if "image" not in signature.arguments:
         return False
-    is_required = signature.arguments["image"] is REQUIRED
+    is_required = signature.arguments["image"] is REQUIRED or "mask_image" in signature.arguments
     return is_required or NEEDS_IMAGE.search(signature.name) is not None
 
 

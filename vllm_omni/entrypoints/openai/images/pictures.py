@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Final
 from uuid import uuid4
 
 from vllm_omni.config.pipeline import Task
+from vllm_omni.diffusion.checks import NEEDS_MASK
 from vllm_omni.diffusion.models.interface import Capabilities as DiffusionCapabilities
 from vllm_omni.entrypoints.openai.capabilities import Capabilities
 from vllm_omni.entrypoints.openai.images.protocol import (
@@ -109,6 +110,8 @@ class DenoiseRequests:
                 )
             if given.mask is not None and not known.takes_mask:
                 raise BadRequestError("this model takes no mask", field="mask")
+            if given.mask is None and known.needs_mask:
+                raise BadRequestError(NEEDS_MASK, field="mask")
         self._loader.check(given, image_field)
         return name
 
