@@ -58,7 +58,7 @@ class StepIsolation:
             return num_states
         narrow.num_steps -= 1
         if not narrow.num_steps:
-            del self._narrow[key]
+            self._narrow.pop(key, None)  # the other lane may have had it forgotten meanwhile
         return min(narrow.width, num_states)
 
     def _step_apart(self, key: Hashable, states: Sequence[DenoiseState]) -> Failures:
