@@ -128,6 +128,12 @@ class Rig:
         """SIGKILL a replica; the moment."""
         return send(self.server.replicas()[replica], signal.SIGKILL)
 
+    def kill_all(self, stage: str) -> float:
+        """SIGKILL every replica of a stage, before the first one is back; the last moment."""
+        replicas = self.server.replicas()
+        killed = [name for name in replicas if name.startswith(f"{stage}/")]
+        return [send(replicas[name], signal.SIGKILL) for name in killed][-1]
+
     @asynccontextmanager
     async def frozen(self, replica: str) -> AsyncIterator[int]:
         """A replica that is stopped, and goes on afterwards whatever happens."""

@@ -110,8 +110,7 @@ async def test_without_replicas_it_is_in_health_and_refuses(painter: Rig) -> Non
 
     async with streaming(painter, [PICTURES] * 2, size=200) as streams:
         with Lateness() as late:
-            for name in painter.replicas_of(PICTURES):
-                killed_s = await painter.kill(name)
+            killed_s = painter.kill_all(PICTURES)
             await until(is_red, 10.0, "/health is 503")
             red_s = time.monotonic() - killed_s
         refused = await ask(painter.client, PICTURES, size=3)

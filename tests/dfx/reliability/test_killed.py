@@ -51,8 +51,7 @@ async def test_a_stage_without_replicas_is_in_health_and_refuses(rig: Rig, stage
         return status == 503 and body["stages"][stage] != "ready"
 
     with Lateness() as late:
-        for name in rig.replicas_of(stage):
-            killed_s = await rig.kill(name)
+        killed_s = rig.kill_all(stage)
         await until(is_red, 10.0, "/health is 503")
         red_s = time.monotonic() - killed_s
     refused = await ask(rig.client, stage, size=3)
