@@ -34,6 +34,14 @@ def served(model_dir: Path, log: Path, *arguments: str) -> Iterator[tuple[Server
         yield server, client
 
 
+def without_voice(model_dir: Path) -> Path:
+    """Mark a checkpoint as one that cannot speak, so that its thinker is all that starts."""
+    path = model_dir / "config.json"
+    config = json.loads(path.read_text(encoding="utf-8"))
+    path.write_text(json.dumps({**config, "enable_audio_output": False}), encoding="utf-8")
+    return model_dir
+
+
 def data_url(kind: str, data: bytes) -> str:
     return f"data:{kind};base64,{base64.b64encode(data).decode()}"
 

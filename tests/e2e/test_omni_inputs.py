@@ -25,11 +25,11 @@ from tests.e2e.omni_server import (
     video,
     wav,
     wave,
+    without_voice,
     words,
     write_adapter,
 )
 from tests.entrypoints.openai.media.clips import mp4, png
-from tests.parity.thinkers import without_voice
 from vllm_omni.model_executor.models.qwen2_5_omni.tiny import make_tiny
 
 pytestmark = [pytest.mark.thorough, pytest.mark.slow, pytest.mark.timeout(600)]

@@ -40,8 +40,11 @@ REPLIES = {
     "mixed-sounding": 2,
 }
 """Tokens of the replies that are spoken."""
-HARDEST = ("text", "image", "mixed-sounding")
-"""What the other seeds speak about."""
+OTHER_SEEDS = {
+    "read": ("text", "image", "audio", "video", "mixed-sounding"),
+    "speak": ("text", "image", "mixed-sounding"),
+}
+"""Kinds of prompts of the seeds after the first; references are slow."""
 HOW: dict[str, dict[str, object]] = {
     "tight": {"num_gpu_blocks_override": 25, "max_num_batched_tokens": 128},
     "as it comes": {},
@@ -115,11 +118,13 @@ async def case(
         await running.chain.load(model_dir)
     speaker = Speaker(model_dir, family.model_class)
     asked = questions()
+    if seed != SEEDS[0]:
+        asked = {name: asked[name] for name in OTHER_SEEDS["read"]}
     written = {name: speaker.answer(question) for name, question in asked.items()}
     spoken = {
         name: speaker.speak(asked[name], written[name][1].tokens, num, NUM_FRAMES)
         for name, num in REPLIES.items()
-        if seed == SEEDS[0] or name in HARDEST
+        if seed == SEEDS[0] or name in OTHER_SEEDS["speak"]
     }
     return Case(running, asked, written, spoken, speaker)
 
@@ -130,21 +135,22 @@ class TestThinkersAndTalkers:
     async def test_text_is_the_reference_s(self, case: Case) -> None:
         chain = case.running.chain
         prompts = {name: case.speaker.prompt(question) for name, question in case.asked.items()}
-        before = chain.num_preempted
+        before, wrong = chain.num_preempted, {}
 
-        together = await asyncio.gather(*map(chain.write, prompts.values()))
-
-        if case.running.how == "tight":
-            assert chain.num_preempted > before, "memory was to be too small for all"
-        wrong = {}
-        for name, (ours, text) in zip(prompts, together, strict=True):
-            prompt_ids, written = case.written[name]
-            assert ours == prompt_ids, f"{name}: the prompt"
-            wrong[name] = written.difference(text)
+        for time in ("first", "second"):  # the first time some wait for the processor
+            together = await asyncio.gather(*map(chain.write, prompts.values()))
+            for (name, (expected, written)), (prompt_ids, text) in zip(
+                case.written.items(), together, strict=True
+            ):
+                assert prompt_ids == expected, f"{name}: the prompt"
+                wrong[f"{name}, {time}"] = written.difference(text)
         for name, prompt in prompts.items():
             _, text = await chain.write(prompt)
             wrong[f"{name}, alone"] = case.written[name][1].difference(text)
+
         assert not any(wrong.values()), wrong
+        if case.running.how == "tight":
+            assert chain.num_preempted > before, "memory was to be too small for all"
 
     async def test_codes_are_the_reference_s(self, case: Case) -> None:
         said = await asyncio.gather(*(_speak(case, spoken) for spoken in case.spoken.values()))

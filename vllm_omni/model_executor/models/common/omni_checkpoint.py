@@ -8,9 +8,11 @@ from __future__ import annotations
 import json
 import struct
 from collections.abc import Iterable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
 
+from vllm_omni.config.pipeline import Modality, PipelineConfig
 from vllm_omni.errors import ConfigError
 
 _HEADER_BYTES: Final = 8
@@ -50,6 +52,27 @@ def why_silent(model_dir: Path, vocoder: str) -> str | None:
         if names and part not in names:
             return f"it has no weights of the {part}"
     return None
+
+
+def pipeline_for(
+    pipeline: PipelineConfig, model_dir: Path, vocoder: str, silent_deploy: str
+) -> PipelineConfig:
+    """All stages, or the thinker alone for a checkpoint that cannot speak.
+
+    Args:
+        silent_deploy: name of the deploy file of the thinker alone.
+    """
+    reason = why_silent(model_dir, vocoder)
+    if reason is None:
+        return pipeline
+    return replace(
+        pipeline,
+        stages=(pipeline.stages[pipeline.stage_id("thinker")],),
+        edges=(),
+        voices=None,
+        absent={Modality.AUDIO: reason},
+        deploy_name=silent_deploy,
+    )
 
 
 def speaker_names(model_dir: Path, key: str) -> tuple[str, ...]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 from typing import Final
 
@@ -16,7 +15,7 @@ from vllm_omni.config.pipeline import (
     StageKind,
     Task,
 )
-from vllm_omni.model_executor.models.common.omni_checkpoint import why_silent
+from vllm_omni.model_executor.models.common.omni_checkpoint import pipeline_for
 from vllm_omni.model_executor.models.common.voice_file import load_voices
 
 _FAMILY: Final = "vllm_omni.model_executor.models.qwen2_5_omni"
@@ -85,17 +84,7 @@ PIPELINE: Final = PipelineConfig(
 
 def pipeline_of(model_dir: Path) -> PipelineConfig:
     """All stages, or the thinker alone for checkpoints that cannot speak."""
-    reason = why_silent(model_dir, "token2wav")
-    if reason is None:
-        return PIPELINE
-    return replace(
-        PIPELINE,
-        stages=(THINKER,),
-        edges=(),
-        voices=None,
-        absent={Modality.AUDIO: reason},
-        deploy_name="qwen2_5_omni.thinking",
-    )
+    return pipeline_for(PIPELINE, model_dir, "token2wav", "qwen2_5_omni.thinking")
 
 
 def voice_names(model_dir: Path) -> tuple[str, ...]:
