@@ -86,7 +86,7 @@ def _load(media: EncodedMedia, limits: ImageLimits) -> Image.Image:
 def encode_image(image: Image.Image, form: OutputFormat, compression: int | None = None) -> bytes:
     """One file. `compression` is OpenAI's for jpeg and webp: 100 keeps most."""
     if form == "png":
-        return encode_png(np.asarray(image.convert("RGB")))
+        return encode_png(np.asarray(image if image.mode == "RGB" else image.convert("RGB")))
     buffer = io.BytesIO()
     if form == "jpeg":
         quality = _DEFAULT_COMPRESSION if compression is None else compression
