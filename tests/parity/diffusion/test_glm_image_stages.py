@@ -43,7 +43,7 @@ WISHES = (
     Wish("a red fox", 64, 64, 1),
     Wish('a sign that says "hello"', 64, 96, 2),
     Wish("blue", 96, 64, 3),
-    Wish("x9!k " * 1600, 64, 64, 4),  # vLLM reads it in parts
+    Wish("x9!k " * 1000, 64, 64, 4),  # vLLM reads it in parts
 )
 
 

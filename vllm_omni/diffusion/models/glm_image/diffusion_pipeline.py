@@ -26,7 +26,7 @@ from vllm_omni.diffusion.models.step_pipeline import (
     new_schedule,
 )
 from vllm_omni.diffusion.request import DiffusionRequest
-from vllm_omni.errors import RequestFailedError
+from vllm_omni.errors import BadRequestError
 
 TEXT: Final = "encoder_hidden_states"
 PRIOR: Final = "prior_token_id"
@@ -75,9 +75,11 @@ class GlmImage(StepwisePipeline):
         written = written_tokens(request)
         large = written[grids.num_small : grids.num_small + grids.num_large]
         if len(large) < grids.num_large:
-            raise RequestFailedError(
-                f"the text stage wrote {len(written)} of "
-                f"{grids.num_small + grids.num_large} image tokens"
+            # It may not end sooner of its own accord.
+            raise BadRequestError(
+                f"the prompt is too long: it left room for {len(written)} of "
+                f"{grids.num_small + grids.num_large} image tokens",
+                field="prompt",
             )
         tokens = torch.tensor([large], dtype=torch.long, device=self.device)
         return self.reference._upsample_token_ids(tokens, grids.rows, grids.columns)

@@ -22,8 +22,8 @@ _FAMILY: Final = "vllm_omni.diffusion.models.glm_image"
 _WRITER_DIR: Final = "vision_language_encoder"
 _SAMPLING: Final = {"temperature": 1.0, "top_p": 1.0, "top_k": 50}
 """What the reference's generation uses where the checkpoint says nothing."""
-MAX_TOKENS: Final = 8192
-"""Longest prompt and the tokens of the largest picture."""
+MAX_TOKENS: Final = 16_384
+"""Longest prompt and the tokens of the largest picture, where the checkpoint has so many."""
 
 
 def pipeline_of(model_dir: Path) -> PipelineConfig:
@@ -31,13 +31,18 @@ def pipeline_of(model_dir: Path) -> PipelineConfig:
     tokenizer_dir = model_dir / "processor"
     start = _read(tokenizer_dir / "tokenizer_config.json").get("bos_token", IMAGE_START)
     generation = _read(model_dir / _WRITER_DIR / "generation_config.json")
+    config = _read(model_dir / _WRITER_DIR / "config.json")
+    positions = config.get("text_config", {}).get("max_position_embeddings", MAX_TOKENS)
     sampling = {name: generation.get(name) or value for name, value in _SAMPLING.items()}
     writer = StageConfig(
         name="writer",
         kind=StageKind.AUTOREGRESSIVE,
         model_subfolder=_WRITER_DIR,
         accepts=frozenset({Modality.TEXT}),
-        engine_defaults={"tokenizer": str(tokenizer_dir), "max_model_len": MAX_TOKENS},
+        engine_defaults={
+            "tokenizer": str(tokenizer_dir),
+            "max_model_len": min(MAX_TOKENS, positions),
+        },
         default_params={**sampling, "extra_args": {IMAGE_START_KEY: start}},
     )
     denoiser = StageConfig(

@@ -111,7 +111,7 @@ def _writer(tokenizer: Any) -> Any:
             "num_hidden_layers": 2,
             "num_attention_heads": 2,
             "num_key_value_heads": 1,
-            "max_position_embeddings": 8192,
+            "max_position_embeddings": 16384,
             "initializer_range": 0.2,
             "rope_parameters": {
                 "rope_type": "default",

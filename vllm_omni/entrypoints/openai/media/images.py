@@ -106,7 +106,8 @@ def _encode_png(image: Image.Image) -> bytes:
         cv2.IMWRITE_PNG_STRATEGY: cv2.IMWRITE_PNG_STRATEGY_RLE,
         cv2.IMWRITE_PNG_FILTER: cv2.IMWRITE_PNG_FILTER_AVG,
     }
-    pixels = cv2.cvtColor(np.asarray(image.convert("RGB")), cv2.COLOR_RGB2BGR)
+    colours = image if image.mode == "RGB" else image.convert("RGB")
+    pixels = cv2.cvtColor(np.asarray(colours), cv2.COLOR_RGB2BGR)
     written, data = cv2.imencode(".png", pixels, [word for pair in how.items() for word in pair])
     assert written, "OpenCV writes no PNG of RGB pixels"
     return data.tobytes()
