@@ -3,11 +3,13 @@
 Prompts begin with words that make it misbehave: `!encode` raises there, `!step3` raises in step 3,
 `!batch` raises when it is not alone, `!oom` has memory for one at a time only, `!starved` never
 has memory, `!nan` computes no numbers, `!decode` and `!tiles` fail to decode (the latter finds
-memory when in tiles), `!still` does not go on, `!hang` waits in its step for ever.
+memory when in tiles), `!still` does not go on, `!hang` waits in its step for ever. `!kept` raises
+when the collector of garbage would look through all that was loaded.
 """
 
 from __future__ import annotations
 
+import gc
 import hashlib
 import threading
 from collections.abc import Callable, Hashable, Sequence
@@ -113,6 +115,8 @@ class StripePipeline:
         prompt = state.request.prompt
         if f"!step{state.step_index + 1} " in prompt:
             raise ValueError("cannot go on")
+        if "!kept" in prompt and not gc.get_freeze_count():
+            raise ValueError("nothing is kept")
         if "!batch" in prompt and num_states > 1:
             raise ValueError("not with others")
         if "!starved" in prompt or ("!oom" in prompt and num_states > 1):

@@ -42,9 +42,12 @@ async def test_an_abort_ends_the_work_and_the_next_one_is_served() -> None:
         await client.abort_requests_async(["long"])
         await client.add_request_async(draw("next"))
         await listener.until_ended("next")
+        await client.add_request_async(draw("kept", "!kept"))
+        await listener.until_ended("kept")
         figures = await client.call_utility_async("figures")
 
     assert "long" not in listener.ended
+    assert listener.ended["kept"].failure is None
     assert isinstance(figures, dict)
     assert figures["num_states"] == 0
 

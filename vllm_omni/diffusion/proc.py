@@ -18,7 +18,7 @@ from vllm_omni.diffusion.models.interface import Capabilities
 from vllm_omni.diffusion.sched.table import ItemTable
 from vllm_omni.engine.messages import StageOutput
 from vllm_omni.engine.replica_spec import ReplicaSpec
-from vllm_omni.generation.replica_loop import ReplicaLoop, Shell, deadline_after
+from vllm_omni.generation.replica_loop import ReplicaLoop, Shell, deadline_after, keep_loaded
 from vllm_omni.generation.request import Figures
 from vllm_omni.generation.wire import Abort, RawFrame, Utility
 
@@ -41,6 +41,7 @@ def run_diffusion(
         replica.attach(executor, worker.capabilities, worker.max_batch_size, worker.max_prepared)
         shell.figures = replica.figures
         shell.on_stop(replica.stop)
+        keep_loaded()
         shell.ready({"data_address": None})
         replica.run()
 

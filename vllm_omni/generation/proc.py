@@ -18,7 +18,7 @@ from vllm_omni.errors import ConfigError
 from vllm_omni.generation import wire
 from vllm_omni.generation.engine import OneShotEngine, load_bridge
 from vllm_omni.generation.model import ModelContext, OneShotModel
-from vllm_omni.generation.replica_loop import ReplicaLoop, Shell, deadline_after
+from vllm_omni.generation.replica_loop import ReplicaLoop, Shell, deadline_after, keep_loaded
 
 
 def run_one_shot(
@@ -41,6 +41,7 @@ def run_one_shot(
         stack.callback(replica.close)
         shell.figures = replica.figures
         shell.on_stop(replica.stop)
+        keep_loaded()
         shell.ready({"data_address": connector.address if connector is not None else None})
         replica.run()
 
