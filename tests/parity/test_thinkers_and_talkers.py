@@ -149,7 +149,7 @@ class TestThinkersAndTalkers:
             wrong[f"{name}, alone"] = case.written[name][1].difference(text)
 
         assert not any(wrong.values()), wrong
-        if case.running.how == "tight":
+        if case.running.how == "tight" and len(prompts) == len(REPLIES):  # fewer may fit
             assert chain.num_preempted > before, "memory was to be too small for all"
 
     async def test_codes_are_the_reference_s(self, case: Case) -> None:
