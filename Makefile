@@ -4,7 +4,7 @@
 #   make demo         ask the demo model by text and by voice; writes demo_out/
 #   make serve        the same server, kept running (PORT=8091)
 #   make test         format, types, architecture, then the tests: unit, integration, parity, e2e
-#   make reliability  break a running server in every way we know (eight minutes, an idle machine)
+#   make reliability  break a running server in every way we know (ten minutes, an idle machine)
 #   make thorough     large families against their references, and through HTTP (an hour)
 #   make check        the first half of make test: format, types, architecture, documents
 #   make docs         the site, into site/
