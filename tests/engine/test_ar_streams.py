@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import queue
+import threading
 from array import array
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
@@ -51,6 +53,7 @@ class Stream:
     def __init__(self, voice: Connector, name: str) -> None:
         self.target = StreamTarget(voice.address, name)
         self._frames: queue.Queue[tuple[list[int], str | None, str]] = queue.Queue()
+        self.has_begun = threading.Event()
         voice.receiver.subscribe(name, self._take)
 
     def _take(self, frame: Frame) -> None:
@@ -58,6 +61,7 @@ class Stream:
         if frame.end is None:
             assert frame.meta == {"kind": "tokens"}
         self._frames.put((list(tokens), frame.end, frame.error))
+        self.has_begun.set()
         frame.release()
 
     def all(self) -> tuple[list[list[int]], str, str]:
@@ -153,6 +157,7 @@ async def test_the_replica_failing_fails_its_streams(model_dir: Path, voice: Con
     async with replica(model_dir) as dying:
         stream = Stream(voice, "dying")
         await dying.submit("dying", PROMPT, greedy(500), targets=[stream.target])
+        assert await asyncio.to_thread(stream.has_begun.wait, 20)
         await dying.client.shutdown_async(10.0)
         _, end, error = stream.all()
 
