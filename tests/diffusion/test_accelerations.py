@@ -212,7 +212,7 @@ def test_a_decode_in_tiles_for_want_of_memory_leaves_the_next_one_whole(plain: W
 def test_a_decode_without_memory_is_tried_in_tiles_and_costs_one_request_at_most(
     plain: Worker, monkeypatch: pytest.MonkeyPatch, works_in_tiles: bool
 ) -> None:
-    vae: Any = plain.runner._pipeline.components.vae  # type: ignore[attr-defined]
+    vae: Any = plain.pipeline.components.vae
     tried: list[bool] = []
     decode = vae.decode
 

@@ -16,7 +16,7 @@ from vllm.v1.worker.cpu_worker import CPUWorker
 from vllm_omni.worker.stage_runner import StageRunnerMixin
 
 
-class SeededCPURunner(CPUModelRunner):  # type: ignore[misc]
+class SeededCPURunner(CPUModelRunner):  # type: ignore[misc]  # vLLM is not typed
     """vLLM's runner, where a request with a seed may have its prompt read in parts."""
 
     def sample_tokens(self, grammar_output: Any) -> Any:
@@ -44,7 +44,7 @@ class StageCPURunner(StageRunnerMixin, SeededCPURunner):
     """With our hooks."""
 
 
-class SeededCPUWorker(CPUWorker):  # type: ignore[misc]
+class SeededCPUWorker(CPUWorker):  # type: ignore[misc]  # vLLM is not typed
     """vLLM's worker with our runner: it takes the class from its module's namespace."""
 
     runner_class: ClassVar[type[CPUModelRunner]] = SeededCPURunner

@@ -1,16 +1,7 @@
-"""Tiny models of diffusion: a team of threads costs them more than it gives."""
+"""Tiny models of diffusion take one thread."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from tests.threads import one_thread
 
-import pytest
-import torch
-
-
-@pytest.fixture(autouse=True, scope="module")
-def one_thread() -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
+__all__ = ["one_thread"]
