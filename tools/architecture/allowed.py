@@ -132,6 +132,9 @@ OWNED_WAITS: Final[dict[str, str]] = {
     "vllm_omni/engine/replica_start.py:ReplicaStarter.start:held.enter_async_context": (
         "the replica that starts on the same device: a start without progress is ended"
     ),
+    "vllm_omni/engine/device_turns.py:DeviceTurns.alone:self._is_free.wait": (
+        "whoever starts now has a start time-out, and leaves its turn when it ends"
+    ),
     "vllm_omni/engine/stage_pool.py:StagePool.wait_closed:asyncio.wait": (
         "`_shutdown_client`: SIGKILL after its grace, and a bounded wait for the exit"
     ),

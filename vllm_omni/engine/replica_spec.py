@@ -51,6 +51,12 @@ class ReplicaSpec:
         return self.kind is StageKind.AUTOREGRESSIVE and self.has_sources
 
     @property
+    def measures_memory(self) -> bool:
+        """What it takes of a device depends on what is free there while it starts."""
+        is_given = self.engine_args.get("kv_cache_memory_bytes") is not None
+        return self.kind is not StageKind.ONE_SHOT and not is_given
+
+    @property
     def name(self) -> str:
         """`voice/0`: in process titles, log lines and metrics."""
         return f"{self.stage}/{self.replica_id}"

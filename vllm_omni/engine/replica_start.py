@@ -1,18 +1,18 @@
-"""Starting one replica after it was decided: one at a time on an accelerator.
+"""Starting one replica after it was decided.
 
-Memory on an accelerator is measured while an engine loads, so replicas that share one start after
-each other; all others start at once. Runs on the orchestrator's loop.
+An engine that measures an accelerator's memory while it loads has that accelerator for itself; all
+others start at once. Runs on the orchestrator's loop.
 """
 
 from __future__ import annotations
 
-import asyncio
 import logging
 from collections import defaultdict
 from collections.abc import Awaitable, Callable
 from contextlib import AsyncExitStack
 from typing import TypeAlias
 
+from vllm_omni.engine.device_turns import DeviceTurns
 from vllm_omni.engine.replica_spec import ReplicaSpec
 from vllm_omni.engine.replica_state import Replica
 from vllm_omni.engine.stage_client import StageClient
@@ -28,7 +28,7 @@ class ReplicaStarter:
     def __init__(self, start: StartReplica, clock: Callable[[], float]) -> None:
         self._start = start
         self._clock = clock
-        self._locks: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
+        self._turns: defaultdict[str, DeviceTurns] = defaultdict(DeviceTurns)
 
     async def start(self, replica: Replica) -> StageClient:
         """Start the incarnation that the replica is at; returns when a real request went through.
@@ -40,7 +40,9 @@ class ReplicaStarter:
         async with AsyncExitStack() as held:
             for device in sorted(set(spec.devices)):
                 if device != "cpu":
-                    await held.enter_async_context(self._locks[device])
+                    turns = self._turns[device]
+                    turn = turns.alone() if spec.measures_memory else turns.together()
+                    await held.enter_async_context(turn)
             began_s = self._clock()
             client = await self._start(spec)
         replica.start_took_s = self._clock() - began_s
