@@ -83,8 +83,8 @@ PROMPT_STAGE_OPTIONS: Final = frozenset(
     }
 )
 """Options that describe one checkpoint. Given for the whole server they mean the stage that reads
-the prompt; every other engine option given so means all AUTOREGRESSIVE stages, and the DIFFUSION
-stages that have it too."""
+the prompt; every other engine option given so means all AUTOREGRESSIVE stages, and the others that
+have it too."""
 
 
 @functools.cache
@@ -130,9 +130,7 @@ def stages_meant_by(name: str, pipeline: PipelineConfig) -> tuple[str, ...]:
 
 
 def _takes_server_option(stage: StageConfig, name: str) -> bool:
-    if stage.kind is StageKind.DIFFUSION:
-        return name in diffusion_option_types()
-    return stage.kind is StageKind.AUTOREGRESSIVE
+    return stage.kind is StageKind.AUTOREGRESSIVE or name in option_types(stage)
 
 
 def normalized(name: str, value: object) -> object:

@@ -53,6 +53,14 @@ def test_every_stage_runs_without_weights_when_told_so(tmp_path: Path) -> None:
     assert [s.deploy.engine_args["load_format"] for s in config.stages] == ["dummy"] * 3
 
 
+def test_options_of_the_server_reach_the_vocoder_too(tmp_path: Path) -> None:
+    platform = FakePlatform("cpu", (("cpu", 8 << 30),))
+    given = {"load_format": "dummy", "dtype": "half", "max_num_batched_tokens": 64}
+    config = resolve(weightless(tmp_path), cli=given, platform=platform)
+    assert [s.deploy.engine_args["load_format"] for s in config.stages] == ["dummy"] * 3
+    assert options(dtype=config.stages[2].deploy.engine_args["dtype"]).dtype is torch.float16
+
+
 def test_the_ramp_is_an_option_of_the_stage(tmp_path: Path) -> None:
     config = resolved(weightless(tmp_path), "code2wav.chunk_ramp=[2, 6]")
     assert config.stages[2].deploy.engine_args["chunk_ramp"] == [2, 6]

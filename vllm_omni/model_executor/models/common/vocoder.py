@@ -23,7 +23,15 @@ SAMPLE_RATE_HZ: Final = 24_000
 
 Samples = NDArray[np.float32]
 
-_DTYPES: Final = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+_DTYPES: Final = {
+    "float32": torch.float32,
+    "float": torch.float32,
+    "bfloat16": torch.bfloat16,
+    "float16": torch.float16,
+    "half": torch.float16,
+}
+"""By the names that vLLM takes."""
+_LOAD_FORMATS: Final = ("auto", "safetensors", "dummy")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,10 +55,12 @@ class VocoderOptions:
         if name == "auto":
             name = "float32" if device.type == "cpu" else "bfloat16"
         if name not in _DTYPES:
-            raise ConfigError(f"dtype must be auto, {', '.join(_DTYPES)}; got {name!r}")
+            raise ConfigError(f"dtype must be one of auto, {', '.join(_DTYPES)}; got {name!r}")
         load_format = options.pop("load_format", "auto")
-        if load_format not in ("auto", "dummy"):
-            raise ConfigError(f"load_format must be auto or dummy, got {load_format!r}")
+        if load_format not in _LOAD_FORMATS:
+            raise ConfigError(
+                f"load_format must be one of {', '.join(_LOAD_FORMATS)}; got {load_format!r}"
+            )
         for unknown in sorted(options.keys() - set(more)):
             raise ConfigError(f"the vocoder has no option {unknown!r}")
         return cls(
