@@ -1,34 +1,46 @@
 """The code predictor: from a frame's first code to the others, one after the other, for a batch.
 
-A transformer of few layers that reads [the talker's hidden state, the frame's first code] and then
-its own codes, one position per group. Made of vLLM's fused layers, with keys and values in tensors
-of a fixed size; it draws and allocates nothing that a graph could not hold.
+A transformer of few layers that reads the talker's hidden state, the frame's first code and then
+its own codes, one position each. What it costs is its number of kernels: so it is written in plain
+operations that a compiler joins, on tensors of fixed sizes, and draws and allocates nothing that a
+graph could not hold.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from typing import Any
+from collections.abc import Callable, Iterable
+from typing import Any, NamedTuple
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.nn import functional
-from vllm.model_executor.layers.activation import SiluAndMul
-from vllm.model_executor.layers.layernorm import RMSNorm
+from transformers.models.qwen3_omni_moe.modeling_qwen3_omni_moe import (
+    Qwen3OmniMoeRMSNorm,
+    Qwen3OmniMoeRotaryEmbedding,
+    apply_rotary_pos_emb,
+)
 from vllm.model_executor.layers.linear import (
     MergedColumnParallelLinear,
     QKVParallelLinear,
     RowParallelLinear,
 )
-from vllm.model_executor.layers.rotary_embedding import get_rope
 from vllm.model_executor.models.utils import AutoWeightsLoader, WeightsMapper
 
 from vllm_omni.model_executor.models.common.code_sampling import CodeSampler
 
+# B requests, H heads of keys and values, G heads of queries for each, K positions, D width.
+
+
+class _Place(NamedTuple):
+    """What depends on the position that is read, and on nothing else."""
+
+    cos: Tensor
+    sin: Tensor
+    is_past: Tensor
+    """`[K]`: the positions before it."""
+
 
 class _Attention(nn.Module):
-    """T tokens (B requests, P positions each), N heads, H head width."""
-
     def __init__(self, config: Any) -> None:
         super().__init__()
         self.num_heads, self.num_kv_heads = config.num_attention_heads, config.num_key_value_heads
@@ -47,43 +59,27 @@ class _Attention(nn.Module):
             bias=config.attention_bias,
             disable_tp=True,
         )
-        self.q_norm = RMSNorm(self.head_dim, eps=config.rms_norm_eps)
-        self.k_norm = RMSNorm(self.head_dim, eps=config.rms_norm_eps)
-        self.rotary_emb = get_rope(
-            self.head_dim,
-            max_position=config.max_position_embeddings,
-            rope_parameters=config.rope_parameters,
-        )
+        self.q_norm = Qwen3OmniMoeRMSNorm(self.head_dim, eps=config.rms_norm_eps)
+        self.k_norm = Qwen3OmniMoeRMSNorm(self.head_dim, eps=config.rms_norm_eps)
 
-    def forward(
-        self, x_TD: torch.Tensor, positions_T: torch.Tensor, kv: torch.Tensor, begin: int
-    ) -> torch.Tensor:
-        num_requests = kv.shape[1]
-        qkv, _ = self.qkv_proj(x_TD)
-        q, k, v = qkv.split(
-            [n * self.head_dim for n in (self.num_heads, self.num_kv_heads, self.num_kv_heads)],
-            dim=-1,
+    def forward(self, x_BD: Tensor, past: Tensor, place: _Place) -> tuple[Tensor, Tensor]:
+        """The output, and the keys and values of this position: `[2, B, H, D]`."""
+        qkv, _ = self.qkv_proj(x_BD)
+        heads = qkv.unflatten(-1, (-1, self.head_dim))
+        q, k, v = heads.split([self.num_heads, self.num_kv_heads, self.num_kv_heads], dim=1)
+        q, k = apply_rotary_pos_emb(
+            self.q_norm(q), self.k_norm(k), place.cos, place.sin, unsqueeze_dim=0
         )
-        q = self.q_norm(q.reshape(-1, self.num_heads, self.head_dim)).flatten(1)
-        k = self.k_norm(k.reshape(-1, self.num_kv_heads, self.head_dim)).flatten(1)
-        q, k = self.rotary_emb(positions_T, q, k)
-
-        def by_head(rows: torch.Tensor) -> torch.Tensor:
-            return rows.view(num_requests, -1, rows.shape[-1] // self.head_dim, self.head_dim)
-
-        q_BNPH = by_head(q).transpose(1, 2)
-        end = begin + q_BNPH.shape[2]
-        kv[0, :, :, begin:end] = by_head(k).transpose(1, 2)
-        kv[1, :, :, begin:end] = by_head(v.contiguous()).transpose(1, 2)
-        out_BNPH = functional.scaled_dot_product_attention(
-            q_BNPH,
-            kv[0, :, :, :end],
-            kv[1, :, :, :end],
-            is_causal=begin == 0,
-            enable_gqa=True,
-        )
-        out, _ = self.o_proj(out_BNPH.transpose(1, 2).reshape(x_TD.shape[0], -1))
-        return out
+        # One query and sixteen keys: sums of products, which join with what is around them.
+        q_BHGD = q.unflatten(1, (self.num_kv_heads, -1)).float() * self.head_dim**-0.5
+        scores_BHGK = (q_BHGD.unsqueeze(3) * past[0].unsqueeze(2)).sum(-1)
+        scores_BHGK = scores_BHGK.masked_fill(~place.is_past, float("-inf"))
+        own_BHG1 = (q_BHGD * k.unsqueeze(2)).sum(-1, keepdim=True)
+        weights = torch.cat([scores_BHGK, own_BHG1], dim=-1).softmax(-1)
+        out_BHGD = (weights[..., :-1].unsqueeze(-1) * past[1].unsqueeze(2)).sum(-2)
+        out_BHGD = out_BHGD + weights[..., -1:] * v.unsqueeze(2)
+        out, _ = self.o_proj(out_BHGD.flatten(1).to(x_BD.dtype))
+        return out, torch.stack([k, v])
 
 
 class _MLP(nn.Module):
@@ -94,11 +90,11 @@ class _MLP(nn.Module):
             width, [inner] * 2, bias=False, disable_tp=True
         )
         self.down_proj = RowParallelLinear(inner, width, bias=False, disable_tp=True)
-        self.act_fn = SiluAndMul()
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
+    def forward(self, x: Tensor) -> Tensor:
         gate_up, _ = self.gate_up_proj(x)
-        out, _ = self.down_proj(self.act_fn(gate_up))
+        gate, up = gate_up.chunk(2, dim=-1)
+        out, _ = self.down_proj(functional.silu(gate) * up)
         return out
 
 
@@ -107,25 +103,15 @@ class _Layer(nn.Module):
         super().__init__()
         self.self_attn = _Attention(config)
         self.mlp = _MLP(config)
-        self.input_layernorm = RMSNorm(config.hidden_size, eps=config.rms_norm_eps)
-        self.post_attention_layernorm = RMSNorm(config.hidden_size, eps=config.rms_norm_eps)
+        self.input_layernorm = Qwen3OmniMoeRMSNorm(config.hidden_size, eps=config.rms_norm_eps)
+        self.post_attention_layernorm = Qwen3OmniMoeRMSNorm(
+            config.hidden_size, eps=config.rms_norm_eps
+        )
 
-    def forward(
-        self,
-        x: torch.Tensor,
-        residual: torch.Tensor | None,
-        positions: torch.Tensor,
-        kv: torch.Tensor,
-        begin: int,
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        if residual is None:
-            residual = x
-            x = self.input_layernorm(x)
-        else:
-            x, residual = self.input_layernorm(x, residual)
-        x = self.self_attn(x, positions, kv, begin)
-        x, residual = self.post_attention_layernorm(x, residual)
-        return self.mlp(x), residual
+    def forward(self, x: Tensor, past: Tensor, place: _Place) -> tuple[Tensor, Tensor]:
+        attended, new = self.self_attn(self.input_layernorm(x), past, place)
+        x = x + attended
+        return x + self.mlp(self.post_attention_layernorm(x)), new
 
 
 class _Layers(nn.Module):
@@ -134,23 +120,29 @@ class _Layers(nn.Module):
     def __init__(self, config: Any) -> None:
         super().__init__()
         self.layers = nn.ModuleList(_Layer(config) for _ in range(config.num_hidden_layers))
-        self.norm = RMSNorm(config.hidden_size, eps=config.rms_norm_eps)
+        self.norm = Qwen3OmniMoeRMSNorm(config.hidden_size, eps=config.rms_norm_eps)
         self.codec_embedding = nn.ModuleList(
             nn.Embedding(config.vocab_size, config.hidden_size)
             for _ in range(config.num_code_groups - 1)
         )
+        positions = torch.arange(config.num_code_groups)
+        rotary = Qwen3OmniMoeRotaryEmbedding(config)
+        cos, sin = rotary(self.norm.weight, positions.unsqueeze(0))
+        self.register_buffer("cos", cos[0], persistent=False)
+        self.register_buffer("sin", sin[0], persistent=False)
+        is_past = positions.unsqueeze(0) < positions.unsqueeze(1)
+        self.register_buffer("is_past", is_past, persistent=False)
 
-    def forward(self, x_BPD: torch.Tensor, kv: torch.Tensor, begin: int) -> torch.Tensor:
-        """Hidden states of the last position of every request: `[B, D]`."""
-        num_requests, num_positions, width = x_BPD.shape
-        positions = torch.arange(begin, begin + num_positions, device=x_BPD.device)
-        positions_T = positions.repeat(num_requests)
-        x, residual = x_BPD.reshape(-1, width), None
-        for layer, layer_kv in zip(self.layers, kv, strict=True):
-            x, residual = layer(x, residual, positions_T, layer_kv, begin)
-        x, _ = self.norm(x, residual)
-        last: torch.Tensor = x.view(num_requests, num_positions, width)[:, -1]
-        return last
+    def place(self, position: int) -> _Place:
+        return _Place(self.cos[position], self.sin[position], self.is_past[position])
+
+    def forward(self, x_BD: Tensor, kv: Tensor, place: _Place) -> tuple[Tensor, Tensor]:
+        """One position: its hidden state, and its keys and values `[layers, 2, B, H, D]`."""
+        news = []
+        for i, layer in enumerate(self.layers):
+            x_BD, new = layer(x_BD, kv[i], place)
+            news.append(new)
+        return self.norm(x_BD), torch.stack(news)
 
 
 class CodePredictor(nn.Module):
@@ -176,14 +168,17 @@ class CodePredictor(nn.Module):
         self.num_groups = config.num_code_groups
         self._kv_shape = (config.num_key_value_heads, config.num_code_groups, config.head_dim)
         self._sampler = sampler
+        self._read_one: Callable[..., tuple[Tensor, Tensor]] = self.model.forward
+        self._choose_one: Callable[..., tuple[Tensor, Tensor]] = self._choose
+
+    def join_kernels(self) -> None:
+        """Compile what is done for each position; the next calls take the time."""
+        self._read_one = torch.compile(self.model.forward, fullgraph=True)
+        self._choose_one = torch.compile(self._choose, fullgraph=True)
 
     def forward(
-        self,
-        hidden: torch.Tensor,
-        first_embed: torch.Tensor,
-        noise: torch.Tensor,
-        is_greedy: torch.Tensor,
-    ) -> tuple[torch.Tensor, torch.Tensor]:
+        self, hidden: Tensor, first_embed: Tensor, noise: Tensor, is_greedy: Tensor
+    ) -> tuple[Tensor, Tensor]:
         """The codes after the first `[B, groups - 1]` and the sum of their embeddings in float32.
 
         Args:
@@ -191,18 +186,31 @@ class CodePredictor(nn.Module):
             first_embed: the first code's embedding, `[B, width]`.
             noise: `CodeSampler.noise` of `groups - 1` draws.
         """
-        kv = hidden.new_empty(len(self.model.layers), 2, hidden.shape[0], *self._kv_shape)
-        inputs = torch.stack([hidden, first_embed], dim=1)
-        codes, total, begin = [], torch.zeros_like(first_embed, dtype=torch.float32), 0
+        kv = hidden.new_zeros(len(self.model.layers), 2, hidden.shape[0], *self._kv_shape)
+        self._read(hidden, kv, 0)
+        codes, total = [], torch.zeros_like(first_embed, dtype=torch.float32)
+        embed = first_embed
         for group in range(self.num_groups - 1):
-            logits = self.lm_head[group](self.model(inputs, kv, begin))
-            code = self._sampler.choose(logits, noise[:, group], is_greedy)
-            embed = self.model.codec_embedding[group](code)
+            state = self._read(embed, kv, group + 1)
+            head, embedding = self.lm_head[group], self.model.codec_embedding[group]
+            code, embed = self._choose_one(
+                state, head.weight, embedding.weight, noise[:, group], is_greedy
+            )
             codes.append(code)
             total = total + embed
-            begin += inputs.shape[1]
-            inputs = embed.unsqueeze(1)
         return torch.stack(codes, dim=1), total
 
-    def load_weights(self, weights: Iterable[tuple[str, torch.Tensor]]) -> set[str]:
+    def _read(self, x_BD: Tensor, kv: Tensor, position: int) -> Tensor:
+        state, new = self._read_one(x_BD, kv, self.model.place(position))
+        kv[:, :, :, :, position] = new
+        return state
+
+    def _choose(
+        self, state: Tensor, head: Tensor, embedding: Tensor, noise: Tensor, is_greedy: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """One group's code and its embedding."""
+        code = self._sampler.choose(functional.linear(state, head), noise, is_greedy)
+        return code, functional.embedding(code, embedding)
+
+    def load_weights(self, weights: Iterable[tuple[str, Tensor]]) -> set[str]:
         return AutoWeightsLoader(self).load_weights(weights, mapper=self.hf_to_vllm_mapper)

@@ -15,12 +15,14 @@ from torch import nn
 from transformers.models.qwen3_omni_moe.modeling_qwen3_omni_moe import (
     Qwen3OmniMoeTalkerResizeMLP,
 )
+from vllm.compilation.decorators import support_torch_compile
 from vllm.config import VllmConfig
 from vllm.model_executor.layers.logits_processor import LogitsProcessor
 from vllm.model_executor.layers.vocab_parallel_embedding import ParallelLMHead
 from vllm.model_executor.models.interfaces import SupportsMRoPE
 from vllm.model_executor.models.qwen3_moe import Qwen3MoeModel
 from vllm.model_executor.models.utils import AutoWeightsLoader, WeightsMapper, maybe_prefix
+from vllm.sequence import IntermediateTensors
 
 from vllm_omni.core.conditioning import Rows
 from vllm_omni.model_executor.models.common.code_sampling import CodeSampler
@@ -34,6 +36,30 @@ NUM_SPECIAL_CODES: Final = 1024
 """The last entries of the vocabulary; of them only the end is ever sampled."""
 
 _USED: Final = ("talker.", "thinker.model.embed_tokens.")
+
+
+@support_torch_compile(
+    dynamic_arg_dims={
+        "input_ids": 0,
+        "positions": -1,
+        "intermediate_tensors": 0,
+        "inputs_embeds": 0,
+    }
+)
+class _Decoder(Qwen3MoeModel):
+    """vLLM's decoder, compiled for positions of three axes: `[3, T]`."""
+
+    def forward(
+        self,
+        input_ids: torch.Tensor | None,
+        positions: torch.Tensor,
+        intermediate_tensors: IntermediateTensors | None = None,
+        inputs_embeds: torch.Tensor | None = None,
+    ) -> Any:
+        # Named, since a compiled function may have no closure.
+        return Qwen3MoeModel.forward(
+            self, input_ids, positions, intermediate_tensors, inputs_embeds
+        )
 
 
 class Talker(nn.Module, SupportsMRoPE):
@@ -56,7 +82,7 @@ class Talker(nn.Module, SupportsMRoPE):
         text = config.text_config
         self.config = config
         self.row_width: int = text.hidden_size
-        self.model = Qwen3MoeModel(vllm_config=vllm_config, prefix=maybe_prefix(prefix, "model"))
+        self.model = _Decoder(vllm_config=vllm_config, prefix=maybe_prefix(prefix, "model"))
         self.lm_head = ParallelLMHead(
             text.vocab_size, text.hidden_size, prefix=maybe_prefix(prefix, "lm_head")
         )
@@ -139,6 +165,10 @@ class Talker(nn.Module, SupportsMRoPE):
             noise = self._sampler.noise(num_draws, flags, [None] * size, weight.device)
             return rows, rows.clone(), noise, torch.tensor(flags, device=weight.device)
 
+        if weight.device.type == "cuda":
+            self.code_predictor.join_kernels()
+            # One request first: the next batch then is compiled for every other size.
+            self.code_predictor(*example(1))
         self._predict.capture(max_batch, example)
 
     def load_weights(self, weights: Iterable[tuple[str, torch.Tensor]]) -> set[str]:
