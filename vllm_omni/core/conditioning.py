@@ -22,6 +22,9 @@ from vllm_omni.engine.messages import StreamSource
 SOURCES_KEY: Final = "omni_sources"
 """Key of `SamplingParams.extra_args`: `[[stream, stage, bridge, context], ...]`."""
 
+REPETITION_KEY: Final = "omni_repetition_penalty"
+"""Key of `SamplingParams.extra_args`: the penalty, which the stage applies itself."""
+
 VOICE_KEY: Final = "voice"
 """Key of `SamplingParams.extra_args`: the voice a request named; absent for the default."""
 

@@ -46,6 +46,7 @@ from vllm_omni.vllm_compat.stat_logger import ReplicaStatLogger
 
 logger = logging.getLogger(__name__)
 
+_SELF_TEST_TOKENS: Final = 32
 SELF_TEST_ID: Final = "self-test"
 STOP_TIMEOUT_S: Final = 5.0
 
@@ -192,8 +193,12 @@ async def _self_test(client: ArClient, spec: ReplicaSpec, prompts: PromptProcess
 
 
 def self_test_prompt(prompts: PromptProcessor) -> OmniPrompt:
-    """The shortest prompt this stage's model can read."""
+    """A short prompt that this stage's model can read.
+
+    Longer than one token: reading and writing run different kernels, and both are to be loaded.
+    """
     if prompts.reads_speech:
         silence = np.zeros(8000, np.float32)
         return OmniPrompt(audio=(AudioInput(silence, 16_000),))
-    return OmniPrompt(token_ids=[prompts.renderer.get_bos_token_id() or 0])
+    num_tokens = max(1, min(_SELF_TEST_TOKENS, prompts.model_config.max_model_len - 2))
+    return OmniPrompt(token_ids=[prompts.renderer.get_bos_token_id() or 0] * num_tokens)

@@ -24,7 +24,7 @@ from vllm.utils.mistral import is_mistral_tokenizer
 from vllm.v1.engine import EngineCoreRequest
 from vllm.v1.engine.input_processor import InputProcessor
 
-from vllm_omni.core.conditioning import SOURCES_KEY
+from vllm_omni.core.conditioning import REPETITION_KEY, SOURCES_KEY
 from vllm_omni.core.request_deadlines import REMAINING_KEY
 from vllm_omni.core.token_streams import TARGETS_KEY
 from vllm_omni.engine.ar_checks import refuse_fatal
@@ -176,6 +176,9 @@ class PromptProcessor:
         if own.ignore_eos and own.max_tokens is not None:
             own.min_tokens = own.max_tokens  # an end is no code: it may not be sampled either
         own.detokenize = False
+        if own.repetition_penalty != 1.0:
+            own.extra_args[REPETITION_KEY] = own.repetition_penalty
+            own.repetition_penalty = 1.0
         try:
             request = self._request(request_id, _ONE_TOKEN, own, {})
         except (VLLMClientError, ValueError, TypeError) as error:
@@ -278,7 +281,7 @@ class PromptProcessor:
 
 def _refuse_own_keys(params: SamplingParams) -> None:
     """Refuse what only this package puts into a request's params."""
-    for key in (TARGETS_KEY, SOURCES_KEY, REMAINING_KEY):
+    for key in (TARGETS_KEY, SOURCES_KEY, REMAINING_KEY, REPETITION_KEY):
         if key in (params.extra_args or {}):
             raise BadRequestError(f"{key} is not a client's to set", field="extra_args")
 

@@ -23,9 +23,13 @@ class StageGPURunner(StageRunnerMixin, GPUModelRunner):
 
 
 def prompt_sizes(above: int, limit: int) -> list[int]:
-    """Numbers of tokens of a step to try before the first request: two for each doubling."""
+    """Numbers of tokens of a step to try before the first request.
+
+    Two for each doubling; and one token more, since kernels differ for multiples of sixteen.
+    """
     sizes = [size * step for step in (2, 3) for size in (1 << k for k in range(limit.bit_length()))]
-    return sorted({size for size in sizes if above < size < limit})
+    chosen = {size for size in sizes if above < size < limit}
+    return sorted(chosen | {size + 1 for size in chosen})
 
 
 class StageGPUWorker(Worker):  # type: ignore[misc]

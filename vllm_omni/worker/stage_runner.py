@@ -13,13 +13,14 @@ from typing import Any
 import torch
 
 from vllm_omni.config.pipeline import CaptureScope
-from vllm_omni.core.conditioning import KIND_POSITIONS
+from vllm_omni.core.conditioning import KIND_POSITIONS, REPETITION_KEY
 from vllm_omni.core.payloads import StepPayload, as_array
 from vllm_omni.core.stage_scheduler import updates_of
 from vllm_omni.core.token_streams import targets_of
 from vllm_omni.worker.capture import Captured, Spans, StateCapture, spans_of
 from vllm_omni.worker.conditioned_inputs import ConditionedInputs, Scheduled
 from vllm_omni.worker.conditioned_model import SampledBatch
+from vllm_omni.worker.seen_tokens import SeenTokens
 from vllm_omni.worker.stage_options import StageOptions
 from vllm_omni.worker.step_output import CodesOnTheWay, PendingStep, with_payloads
 
@@ -36,6 +37,7 @@ class StageRunnerMixin:
             self._capture = StateCapture(options.capture_layers, options.capture_scope)
         self._is_conditioned = options.is_conditioned
         self._inputs: ConditionedInputs | None = None
+        self._seen: SeenTokens | None = None
         self._step: Any = None
         """The state of the step that is being sampled."""
         self._codes: torch.Tensor | None = None
@@ -52,6 +54,10 @@ class StageRunnerMixin:
             self._inputs = ConditionedInputs(
                 self.get_model(),  # type: ignore[attr-defined]
                 self.dtype,  # type: ignore[attr-defined]
+                self.device,  # type: ignore[attr-defined]
+            )
+            self._seen = SeenTokens(
+                self.model_config.get_vocab_size(),  # type: ignore[attr-defined]
                 self.device,  # type: ignore[attr-defined]
             )
 
@@ -101,7 +107,18 @@ class StageRunnerMixin:
         if self._inputs is not None:
             self._inputs.finish(scheduler_output.finished_req_ids)
             self._inputs.update(updates_of(scheduler_output))
+        if self._seen is not None:
+            self._watch(self._seen, scheduler_output)
         return super()._update_states(scheduler_output)  # type: ignore[misc]
+
+    def _watch(self, seen: SeenTokens, scheduler_output: Any) -> None:
+        seen.finish(scheduler_output.finished_req_ids)
+        for new in scheduler_output.scheduled_new_reqs:
+            penalty = ((new.sampling_params.extra_args or {}) if new.sampling_params else {}).get(
+                REPETITION_KEY, 1.0
+            )
+            if penalty != 1.0:
+                seen.add(new.req_id, new.prompt_token_ids or (), penalty)
 
     def _init_mrope_positions(self, req_state: Any) -> None:
         positions = None
@@ -149,12 +166,22 @@ class StageRunnerMixin:
         self._capture.keep(step.hidden_states, step.aux_hidden_states, slots)
 
     def _sample(self, logits: Any, spec_decode_metadata: Any) -> Any:
+        request_ids = self.input_batch.req_ids  # type: ignore[attr-defined]
+        if self._seen is not None and self._step is not None and logits is not None:
+            logits = self._seen.penalised(logits, request_ids)
         sampled = super()._sample(logits, spec_decode_metadata)  # type: ignore[misc]
-        if self._inputs is not None and self._step is not None:
-            self._run_after_sampling(self._inputs, sampled.sampled_token_ids[:, 0])
+        if self._inputs is not None and self._seen is not None and self._step is not None:
+            token_ids, positions = sampled.sampled_token_ids[:, 0], self._sampled_positions()
+            self._seen.note(token_ids, request_ids, [at is not None for at in positions])
+            self._run_after_sampling(self._inputs, token_ids, positions)
         return sampled
 
-    def _run_after_sampling(self, inputs: ConditionedInputs, token_ids: torch.Tensor) -> None:
+    def _run_after_sampling(
+        self,
+        inputs: ConditionedInputs,
+        token_ids: torch.Tensor,
+        positions: Sequence[tuple[str, int] | None],
+    ) -> None:
         """What the model makes of the sampled tokens, and where it will be fed."""
         batch, requests = self.input_batch, self.requests  # type: ignore[attr-defined]
         metadata = batch.sampling_metadata
@@ -167,7 +194,7 @@ class StageRunnerMixin:
                 tuple(metadata.generators.get(i) for i in range(len(seeds))),
             )
         )
-        inputs.keep(base, self._sampled_positions())
+        inputs.keep(base, positions)
 
     def _sampled_positions(self) -> list[tuple[str, int] | None]:
         """Where each sampled token will stand; None for a request that only read its prompt."""

@@ -93,7 +93,8 @@ class Talker(nn.Module, SupportsMRoPE):
         # The reference draws the later codes so, whatever the first one's sampling is.
         self._sampler = CodeSampler(top_k=50, top_p=0.8)
         self.code_predictor = CodePredictor(config.code_predictor_config, self._sampler)
-        self._predict = BatchGraphs(self.code_predictor)
+        self._make_frames = BatchGraphs(self._frames)
+        self._greedy_flags: tuple[tuple[bool, ...], torch.Tensor] = (), torch.empty(0)
         self.make_empty_intermediate_tensors = self.model.make_empty_intermediate_tensors
         suppressed = torch.zeros(text.vocab_size, dtype=torch.bool)
         suppressed[text.vocab_size - NUM_SPECIAL_CODES :] = True
@@ -146,13 +147,26 @@ class Talker(nn.Module, SupportsMRoPE):
         return base + conditions
 
     def after_sampling(self, batch: SampledBatch) -> tuple[torch.Tensor, torch.Tensor]:
-        first = batch.token_ids.long()
-        first_embed = self.model.embed_input_ids(first)
-        device = first.device
+        device = batch.token_ids.device
         num_draws = self.code_predictor.num_groups - 1
         noise = self._sampler.noise(num_draws, batch.is_greedy, batch.generators, device)
-        is_greedy = torch.tensor(batch.is_greedy).to(device, non_blocking=True)
-        others, total = self._predict(batch.hidden, first_embed, noise, is_greedy)
+        if self._greedy_flags[0] != batch.is_greedy:
+            flags = torch.tensor(batch.is_greedy).to(device, non_blocking=True)
+            self._greedy_flags = batch.is_greedy, flags
+        codes, base = self._make_frames(batch.hidden, batch.token_ids, noise, self._greedy_flags[1])
+        return codes, base
+
+    def _frames(
+        self,
+        hidden: torch.Tensor,
+        token_ids: torch.Tensor,
+        noise: torch.Tensor,
+        is_greedy: torch.Tensor,
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """All codes of the frames that begin with these tokens, and what they are fed back as."""
+        first = token_ids.long()
+        first_embed = self.model.embed_input_ids(first)
+        others, total = self.code_predictor(hidden, first_embed, noise, is_greedy)
         return torch.cat([first.unsqueeze(1), others], dim=1), first_embed + total
 
     def warm_up(self, max_batch: int) -> None:
@@ -161,15 +175,16 @@ class Talker(nn.Module, SupportsMRoPE):
 
         def example(size: int) -> tuple[torch.Tensor, ...]:
             rows = torch.zeros(size, self.row_width, dtype=weight.dtype, device=weight.device)
+            token_ids = torch.zeros(size, dtype=torch.int32, device=weight.device)
             flags = [False] * size
             noise = self._sampler.noise(num_draws, flags, [None] * size, weight.device)
-            return rows, rows.clone(), noise, torch.tensor(flags, device=weight.device)
+            return rows, token_ids, noise, torch.tensor(flags, device=weight.device)
 
         if weight.device.type == "cuda":
             self.code_predictor.join_kernels()
             # One request first: the next batch then is compiled for every other size.
-            self.code_predictor(*example(1))
-        self._predict.capture(max_batch, example)
+            self._frames(*example(1))
+        self._make_frames.capture(max_batch, example)
 
     def load_weights(self, weights: Iterable[tuple[str, torch.Tensor]]) -> set[str]:
         return AutoWeightsLoader(self).load_weights(weights, mapper=self.hf_to_vllm_mapper)
