@@ -71,6 +71,41 @@ def test_a_position_is_its_base_and_its_condition(inputs: ConditionedInputs) -> 
     assert filled(inputs, Scheduled("a", 3, 1)) == [54]
 
 
+def test_what_many_requests_brought_is_made_rows_at_once_and_lies_where_it_belongs(
+    model: NumberModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    inputs = ConditionedInputs(model, torch.float32, torch.device("cpu"))
+    calls: list[tuple[str, int]] = []
+    make = model.rows
+
+    def counted(rows: Rows) -> torch.Tensor:
+        calls.append((rows.kind, len(rows)))
+        return make(rows)
+
+    monkeypatch.setattr(model, "rows", counted)
+    other = Rows("other", np.array([70]))
+    updates = [(name, begin(i, i + 1)) for i, name in enumerate("abcd")]
+    inputs.update([*updates, ("b", Conditioning(steps=[other, numbers(71)]))])
+    assert sorted(calls) == [("number", 17), ("other", 1)]
+
+    calls.clear()
+    inputs.update([(name, Conditioning(steps=[numbers(90 + i)])) for i, name in enumerate("abcd")])
+    assert calls == [("number", 4)]
+    inputs.keep(torch.zeros(4, 1), [("a", 2), ("b", 4), ("c", 2), ("d", 2)])
+    inputs.keep(torch.zeros(2, 1), [("b", 2), ("b", 3)])
+    assert filled(inputs, Scheduled("a", 0, 3), Scheduled("d", 0, 3)) == [0, 1, 90, 3, 4, 93]
+    assert filled(inputs, Scheduled("b", 0, 5), Scheduled("c", 0, 3)) == [
+        1,
+        2,
+        70,
+        71,
+        91,
+        2,
+        3,
+        92,
+    ]
+
+
 def test_after_the_last_condition_comes_the_constant_one(inputs: ConditionedInputs) -> None:
     inputs.update([("a", begin(1)), ("a", Conditioning(steps=[numbers(2)], is_last=True))])
     inputs.keep(torch.tensor([[10.0]]), [("a", 1)])

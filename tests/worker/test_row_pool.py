@@ -17,11 +17,15 @@ def column(*values: float) -> torch.Tensor:
     return torch.tensor(values).unsqueeze(1)
 
 
+def append(pool: RowPool, sequence: RowSequence, rows: torch.Tensor) -> None:
+    pool.write(pool.extend(sequence, rows.shape[0]), rows)
+
+
 def test_rows_come_back_by_position_across_pages() -> None:
     rows, one, other = pool(), RowSequence(), RowSequence()
-    rows.append(one, column(*range(PAGE_ROWS - 1)))
-    rows.append(other, column(-1.0))
-    rows.append(one, column(500.0, 501.0, 502.0))
+    append(rows, one, column(*range(PAGE_ROWS - 1)))
+    append(rows, other, column(-1.0))
+    append(rows, one, column(500.0, 501.0, 502.0))
 
     found = rows.read(rows.indices(one, PAGE_ROWS - 2, 4))
 
@@ -31,7 +35,7 @@ def test_rows_come_back_by_position_across_pages() -> None:
 
 def test_a_full_pool_grows_and_keeps_what_it_has() -> None:
     rows, one = pool(1), RowSequence()
-    rows.append(one, column(*range(5 * PAGE_ROWS)))
+    append(rows, one, column(*range(5 * PAGE_ROWS)))
 
     assert rows.read(rows.indices(one, 0, 5 * PAGE_ROWS)).flatten().tolist() == list(
         range(5 * PAGE_ROWS)
@@ -43,8 +47,8 @@ def test_what_is_given_back_is_used_again() -> None:
     rows = pool(4)
     for _ in range(100):
         one, other = RowSequence(), RowSequence()
-        rows.append(one, column(*range(PAGE_ROWS + 1)))
-        rows.append(other, column(1.0))
+        append(rows, one, column(*range(PAGE_ROWS + 1)))
+        append(rows, other, column(1.0))
         rows.release(one)
         rows.release(other)
 
@@ -53,7 +57,7 @@ def test_what_is_given_back_is_used_again() -> None:
 
 def test_writing_a_position_again_is_harmless() -> None:
     rows, one = pool(), RowSequence()
-    rows.append(one, column(1.0, 2.0))
+    append(rows, one, column(1.0, 2.0))
     rows.write(rows.indices(one, 1, 1), column(2.0))
 
     assert rows.read(rows.indices(one, 0, 2)).flatten().tolist() == [1.0, 2.0]

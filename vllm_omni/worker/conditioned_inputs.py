@@ -6,9 +6,10 @@ handed.
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Final
+from typing import Any, Final, TypeAlias
 
 import numpy as np
 import torch
@@ -24,6 +25,9 @@ from vllm_omni.worker.row_pool import (
 )
 
 _FIRST_PAGES: Final = 64
+
+_Arrived: TypeAlias = "defaultdict[str, list[tuple[np.ndarray[Any, Any], Indices]]]"
+"""By kind of rows: their data, and where they are to lie."""
 
 
 @dataclass(slots=True)
@@ -61,18 +65,24 @@ class ConditionedInputs:
         self._pool.rows[REST_ROW] = rest.to(self._pool.rows.dtype)
 
     def update(self, updates: Iterable[tuple[str, Conditioning]]) -> None:
-        """Take what the bridges made."""
+        """Take what the bridges made: one call of the model for each kind of rows, whatever the
+        number of requests."""
+        arrived: _Arrived = defaultdict(list)
         for request_id, update in updates:
             if (prompt := update.prompt) is not None:
                 request = self._requests[request_id] = _Conditioned(positions=prompt.positions)
-                self._append(request.base, prompt.base)
-                self._append(request.conditions, prompt.conditions)
-            self._append(self._requests[request_id].conditions, update.steps)
+                self._reserve(request.base, prompt.base, arrived)
+                self._reserve(request.conditions, prompt.conditions, arrived)
+            self._reserve(self._requests[request_id].conditions, update.steps, arrived)
+        for kind, parts in arrived.items():
+            rows = Rows(kind, np.concatenate([data for data, _ in parts]))
+            self._pool.write(np.concatenate([at for _, at in parts]), self._model.rows(rows))
 
-    def _append(self, sequence: RowSequence, parts: Sequence[Rows]) -> None:
+    def _reserve(self, sequence: RowSequence, parts: Sequence[Rows], arrived: _Arrived) -> None:
+        """Give rows that have arrived their places, in order."""
         for part in parts:
             if len(part):
-                self._pool.append(sequence, self._model.rows(part))
+                arrived[part.kind].append((part.data, self._pool.extend(sequence, len(part))))
 
     def finish(self, request_ids: Iterable[str]) -> None:
         """Drop requests that are over."""

@@ -66,11 +66,11 @@ class RowPool:
         found: Indices = pages[positions // PAGE_ROWS] * PAGE_ROWS + positions % PAGE_ROWS
         return found
 
-    def append(self, sequence: RowSequence, rows: torch.Tensor) -> None:
-        """Write rows for the next positions of a request."""
+    def extend(self, sequence: RowSequence, count: int) -> Indices:
+        """Where the rows of a request's next positions are to lie."""
         first = sequence.length
-        self.reserve(sequence, first + rows.shape[0])
-        self.write(self.indices(sequence, first, rows.shape[0]), rows)
+        self.reserve(sequence, first + count)
+        return self.indices(sequence, first, count)
 
     def write(self, indices: Indices, rows: torch.Tensor) -> None:
         """Write rows where `indices` says."""

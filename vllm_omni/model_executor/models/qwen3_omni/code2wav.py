@@ -33,8 +33,8 @@ from vllm_omni.outputs.media import AudioChunk
 from vllm_omni.platforms.graphs import BatchGraphs
 
 MAX_RECORDED_BATCH: Final = 16
-"""Requests in a recorded forward; more run in one that is not recorded. Every batch size keeps its
-own copy of the states."""
+"""Requests in a forward; more take several. Every recorded batch size keeps its own copy of the
+states, and what is not recorded is many small kernels."""
 
 
 @dataclass(slots=True, eq=False)
@@ -157,7 +157,9 @@ class Code2Wav:
                 if nth < len(turn.chunks):
                     groups[turn.chunks[nth].size, turn.position == 0].append(turn)
             for (size, is_first), group in groups.items():
-                self._decode(group, nth, size, None if is_first else self._past(group))
+                for i in range(0, len(group), MAX_RECORDED_BATCH):
+                    part = group[i : i + MAX_RECORDED_BATCH]
+                    self._decode(part, nth, size, None if is_first else self._past(part))
         self._keep(turns)
 
     def _past(self, group: Sequence[_Turn]) -> States:
