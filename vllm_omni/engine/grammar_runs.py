@@ -168,9 +168,10 @@ def rules_cost(grammar: str) -> int:
 def _empty_rules(rules: Mapping[str, list[Token]]) -> Container[str]:
     """Names of the rules that may be nothing."""
     empty: set[str] = set()
+    backwards = [*rules.items()][::-1]
     for _ in range(_MAX_PASSES):
         before = len(empty)
-        for name, tokens in reversed(rules.items()):
+        for name, tokens in backwards:
             if name not in empty:
                 runs = Runs(empty)
                 runs.read(tokens)
