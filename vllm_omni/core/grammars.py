@@ -27,7 +27,7 @@ logger = logging.getLogger(__name__)
 
 _SLOW_S: Final = 0.05
 """CPU seconds of one look at a grammar from which on they count: usual ones take microseconds."""
-MAX_SLOW_S: Final = 2.0
+MAX_SLOW_S: Final = 1.0
 """CPU seconds of slow looks that a request may cost."""
 TOO_SLOW: Final = f"{BadRequestError.code} the grammar of the structured output takes too long"
 """`stop_reason` of a request that is ended for it, as `decode_reason` reads it."""

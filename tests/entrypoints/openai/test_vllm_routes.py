@@ -219,6 +219,28 @@ async def test_the_field_is_the_one_that_a_message_names_first(
     assert named_in(message, fields) == field
 
 
+@pytest.mark.parametrize(
+    ("url", "body", "field"),
+    [
+        ("/v1/completions", {"prompt": "word " * 400}, "prompt"),
+        ("/v1/completions", {"prompt": "word " * 50_000}, "prompt"),
+        ("/v1/completions", {"prompt": [5] * 400}, "prompt"),
+        ("/v1/responses", {"input": "word " * 400}, "input"),
+        ("/v1/chat/completions", say("word " * 400), "messages"),
+        ("/v1/chat/completions", say("word " * 50_000), "messages"),
+        ("/v1/chat/completions", say([{"type": "file", "file": {"file_id": "x"}}]), "messages"),
+        ("/v1/chat/completions/batch", {"messages": [say("word " * 400)["messages"]]}, "messages"),
+    ],
+)
+async def test_a_prompt_that_is_too_long_has_the_name_that_the_request_gives_it(
+    rig: Rig, url: str, body: dict[str, Any], field: str
+) -> None:
+    response = await rig.http.post(url, json={"model": MODEL, **body})
+
+    assert response.status_code == 400, response.text
+    assert response.json()["error"]["param"] == field
+
+
 async def test_an_error_of_the_other_api_keeps_its_shape(rig: Rig) -> None:
     response = await rig.http.post(
         "/v1/messages", json={**BODIES["/v1/messages"], "model": "other"}

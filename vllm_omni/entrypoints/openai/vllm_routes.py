@@ -58,6 +58,15 @@ _ORDINARY_WORDS: Final = frozenset(
 _OLD_NAME: Final = "max_tokens"
 _NEW_NAME: Final = "max_completion_tokens"
 """vLLM names the first where a request has the second."""
+_PROMPT_NAMES: Final = frozenset({"input_text", "input_tokens"})
+"""What vLLM names where a prompt is too long, whatever the request calls it."""
+_PROMPT_FIELDS: Final = {
+    "/v1/chat/completions/batch": "messages",
+    "/v1/chat/completions/render": "messages",
+    "/v1/responses": "input",
+    "/v1/responses/render": "input",
+}
+"""By route; `prompt` on all others."""
 _MAX_LOOKED_AT: Final = 16_384
 """Bytes of a body in which a field is looked for that an error names without saying so."""
 _SEVERAL: Final = ("messages", "prompt", "items", "questions")
@@ -87,7 +96,7 @@ class VllmRoutesMiddleware:
                 return
             receive = replaying(body, receive)
         kept = _Kept(receive, is_form=not _is_json(scope))
-        await self._app(scope, kept, _ErrorShape(send, kept))
+        await self._app(scope, kept, _ErrorShape(send, kept, path))
 
     def _check(self, body: bytes, *, is_text_only: bool) -> None:
         """Raises BadRequestError for what would block, be ignored or could never be run."""
@@ -149,9 +158,10 @@ class _Kept:
 class _ErrorShape:
     """A `send` that holds an error answer back until it is whole, and completes vLLM's."""
 
-    def __init__(self, send: Send, kept: _Kept) -> None:
+    def __init__(self, send: Send, kept: _Kept, path: str) -> None:
         self._send = send
         self._kept = kept
+        self._path = path
         self._start: Message | None = None
         self._parts: list[bytes] = []
 
@@ -189,6 +199,8 @@ class _ErrorShape:
             error["code"] = code_of_status(status, error.get("param"))
         if "param" in error and error["param"] is None and status == HTTPStatus.BAD_REQUEST:
             error["param"] = named_in(error["message"], self._kept.fields())
+        if error.get("param") in _PROMPT_NAMES:
+            error["param"] = _PROMPT_FIELDS.get(self._path, "prompt")
         if error.get("param") == _OLD_NAME and _OLD_NAME not in (fields := self._kept.fields()):
             error["param"] = _NEW_NAME if _NEW_NAME in fields else _OLD_NAME
         return json.dumps(answer).encode()
