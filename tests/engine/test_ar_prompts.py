@@ -122,6 +122,13 @@ async def test_unset_max_tokens_fill_the_context(preparer: ArPreparer) -> None:
         (OmniPrompt(text="hi"), greedy(4, logprobs=1000), {}, "logprobs"),
         (OmniPrompt(text="hi"), greedy(4, allowed_token_ids=[9999]), {}, "allowed_token_ids"),
         (OmniPrompt(text="hi"), greedy(4, stream_interval=2**70), {}, "stream_interval"),
+        (OmniPrompt(text="hi"), greedy(4, temperature=1.0, top_k=2**64), {}, "top_k"),
+        (
+            OmniPrompt(text="hi"),
+            greedy(4, structured_outputs=StructuredOutputsParams(json={"maximum": 2**64})),
+            {},
+            "structured_outputs",
+        ),
         (
             OmniPrompt(text="hi"),
             greedy(4, structured_outputs=StructuredOutputsParams(regex="((")),

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Mapping
 from http import HTTPStatus
 from typing import Any, Final
 
@@ -69,6 +69,8 @@ _PROMPT_FIELDS: Final = {
 """By route; `prompt` on all others."""
 _MAX_LOOKED_AT: Final = 16_384
 """Bytes of a body in which a field is looked for that an error names without saying so."""
+MAX_TEXT_CHARS: Final = 4 * 1024 * 1024
+"""Of a prompt or of all messages; more than any model reads."""
 _SEVERAL: Final = ("messages", "prompt", "items", "questions")
 """Fields that may ask for several answers at once."""
 
@@ -103,7 +105,12 @@ class VllmRoutesMiddleware:
         if not body:
             return
         fields = decode_json(body)
-        if not is_text_only or not isinstance(fields, dict):
+        if not isinstance(fields, dict):
+            if is_text_only:
+                raise BadRequestError("the body must be a JSON object")
+            return
+        _check_text(fields)
+        if not is_text_only:
             return
         for name in OMNI_FIELDS:
             if fields.get(name) not in (None, ["text"]):
@@ -111,6 +118,31 @@ class VllmRoutesMiddleware:
         num, field = num_answers(fields)
         if num > 1:
             self._client.check_places(num, field)
+
+
+def _check_text(fields: Mapping[str, Any]) -> None:
+    """Refuse a text that would be tokenized for minutes, on a route that has no other bound."""
+    prompt = fields.get("prompt")
+    if isinstance(prompt, str) and len(prompt) > MAX_TEXT_CHARS:
+        raise BadRequestError(
+            f"prompt has {len(prompt)} characters, at most {MAX_TEXT_CHARS} are read",
+            field="prompt",
+        )
+    if (num := _num_text_chars(fields.get("messages"))) > MAX_TEXT_CHARS:
+        raise BadRequestError(
+            f"messages have {num} characters of text, at most {MAX_TEXT_CHARS} are read",
+            field="messages",
+        )
+
+
+def _num_text_chars(messages: object) -> int:
+    """Characters of the texts of messages, not of their media."""
+    if not isinstance(messages, list):
+        return 0
+    contents = [message.get("content") for message in messages if isinstance(message, dict)]
+    parts = [part for content in contents if isinstance(content, list) for part in content]
+    texts = [*contents, *(part.get("text") for part in parts if isinstance(part, dict)), *parts]
+    return sum(len(text) for text in texts if isinstance(text, str))
 
 
 def num_answers(fields: dict[str, Any]) -> tuple[int, str]:
