@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import os
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -226,3 +227,17 @@ def test_a_checkpoint_without_config_is_one_line(tmp_path: Path) -> None:
 
     assert str(refusal.value).startswith("stage 'thinker': ")
     assert "\n" not in str(refusal.value)
+
+
+@pytest.mark.parametrize(
+    "text", ["{}", "[]", '{"version": "1.0", "added_tokens": [], "model": {}}']
+)
+def test_a_damaged_tokenizer_ends_the_start_in_one_line(
+    model_dir: Path, tmp_path: Path, text: str
+) -> None:
+    damaged = tmp_path / "damaged"
+    shutil.copytree(model_dir, damaged)
+    (damaged / "tokenizer.json").write_text(text)
+
+    with pytest.raises(ConfigError, match=r"^stage 'thinker': .*[Tt]okenizer"):
+        ArPreparer("thinker", build_vllm_config(spec_of(damaged))[0])
