@@ -64,6 +64,7 @@ def test_a_folder_without_config(tmp_path: Path):
         ('{"a": 1,\n"b"}', r"config.json:2: not JSON"),
         ("[]", "config.json: not a JSON object"),
         ("", "config.json:1: not JSON"),
+        ("[" * 100_000, "config.json: nested too deep"),
     ],
 )
 def test_a_config_that_is_not_a_json_object(tmp_path: Path, text: str, message: str):

@@ -175,6 +175,7 @@ LIMITS = [
     ("media_fetch", "public"),
     ("media_fetch", "media.example.org,10.0.0.7"),
     ("max_body_bytes", 4096),
+    ("max_input_bytes", 8192),
 ]
 
 

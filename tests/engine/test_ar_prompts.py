@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import os
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -122,6 +123,13 @@ async def test_unset_max_tokens_fill_the_context(preparer: ArPreparer) -> None:
         (OmniPrompt(text="hi"), greedy(4, logprobs=1000), {}, "logprobs"),
         (OmniPrompt(text="hi"), greedy(4, allowed_token_ids=[9999]), {}, "allowed_token_ids"),
         (OmniPrompt(text="hi"), greedy(4, stream_interval=2**70), {}, "stream_interval"),
+        (OmniPrompt(text="hi"), greedy(4, temperature=1.0, top_k=2**64), {}, "top_k"),
+        (
+            OmniPrompt(text="hi"),
+            greedy(4, structured_outputs=StructuredOutputsParams(json={"maximum": 2**64})),
+            {},
+            "structured_outputs",
+        ),
         (
             OmniPrompt(text="hi"),
             greedy(4, structured_outputs=StructuredOutputsParams(regex="((")),
@@ -219,3 +227,17 @@ def test_a_checkpoint_without_config_is_one_line(tmp_path: Path) -> None:
 
     assert str(refusal.value).startswith("stage 'thinker': ")
     assert "\n" not in str(refusal.value)
+
+
+@pytest.mark.parametrize(
+    "text", ["{}", "[]", '{"version": "1.0", "added_tokens": [], "model": {}}']
+)
+def test_a_damaged_tokenizer_ends_the_start_in_one_line(
+    model_dir: Path, tmp_path: Path, text: str
+) -> None:
+    damaged = tmp_path / "damaged"
+    shutil.copytree(model_dir, damaged)
+    (damaged / "tokenizer.json").write_text(text)
+
+    with pytest.raises(ConfigError, match=r"^stage 'thinker': .*[Tt]okenizer"):
+        ArPreparer("thinker", build_vllm_config(spec_of(damaged))[0])

@@ -329,6 +329,16 @@ async def test_a_bug_met_while_one_request_is_added_fails_only_that_request() ->
         assert rig.known == {"b"}
 
 
+async def test_a_replica_that_cannot_be_sent_a_request_refuses_it() -> None:
+    rig, (client,) = one_stage()
+    async with running(rig):
+        client.add_error = BadRequestError("a number is out of range", field="extra_args")
+        await rig.add("a")
+        (error,) = await rig.errors()
+        assert (error.code, error.field) == (BadRequestError.code, "extra_args")
+        assert rig.known == set()
+
+
 async def test_a_failed_output_fails_its_request_alone() -> None:
     rig, (client,) = one_stage()
     async with running(rig):

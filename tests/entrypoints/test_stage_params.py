@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import dataclasses
+from typing import Any
 
 import pytest
 from vllm.sampling_params import RequestOutputKind, SamplingParams
@@ -80,6 +81,27 @@ def test_speech_params_are_for_the_stages_that_speak() -> None:
     assert resolve(speech=SpeechParams(voice="x")).by_stage[2] == SpeechParams(voice="x")
     spoken = resolve(task=Task.SPEECH, main_params=SpeechParams(speed=0.5))
     assert spoken.by_stage == (None, None, SpeechParams(speed=0.5))
+
+
+@pytest.mark.parametrize(
+    ("wrong", "name"),
+    [
+        ({"speed": 99.0}, "speed"),
+        ({"speed": float("nan")}, "speed"),
+        ({"seed": 2**70}, "seed"),
+        ({"seed": -(2**63) - 1}, "seed"),
+    ],
+)
+def test_impossible_speech_is_refused_whatever_reads_the_prompt(
+    wrong: dict[str, Any], name: str
+) -> None:
+    params = SpeechParams(**wrong)
+    with pytest.raises(BadRequestError) as caught:
+        resolve(per_stage=[None, None, params])
+    assert caught.value.field == f"sampling_params_list[2].{name}"
+    with pytest.raises(BadRequestError) as caught:
+        resolve(task=Task.SPEECH, main_params=params)
+    assert caught.value.field == name
 
 
 def test_final_only_for_those_who_read_no_stream() -> None:

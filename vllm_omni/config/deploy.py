@@ -82,6 +82,9 @@ class ServerLimits:
     """How long a finished video is kept."""
     max_body_bytes: int = 96 * 1024 * 1024
     """Bytes of one HTTP request's body, all its media together."""
+    max_input_bytes: int = 4 * 1024 * 1024 * 1024
+    """Bytes of the bodies and the decoded media that all requests hold at once; more is refused
+    with 503."""
     max_media_items: int = 16
     """Media items in one request."""
     max_speech_chars: int = 4096

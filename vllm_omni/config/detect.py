@@ -92,6 +92,8 @@ def _read(path: Path) -> dict[str, object]:
         config = json.loads(path.read_text(encoding="utf-8"))
     except json.JSONDecodeError as exc:
         raise ConfigError(f"{path}:{exc.lineno}: not JSON: {exc.msg}") from exc
+    except RecursionError:
+        raise ConfigError(f"{path}: nested too deep") from None
     except (OSError, UnicodeDecodeError) as exc:
         raise ConfigError(f"{path} cannot be read: {exc}") from exc
     if not isinstance(config, dict):

@@ -25,6 +25,7 @@ from vllm.v1.engine import (
 from vllm.v1.engine.core import EngineCoreProc
 from vllm.v1.request import Request, RequestStatus
 
+from vllm_omni.core.grammars import StageGrammars
 from vllm_omni.core.quarantine import Quarantine
 from vllm_omni.core.request_deadlines import RequestDeadlines
 from vllm_omni.core.step_faults import StepError, StepFault, rewind
@@ -32,7 +33,7 @@ from vllm_omni.core.token_streams import TokenStreams
 from vllm_omni.distributed.omni_connectors.factory import Connector, open_connector
 from vllm_omni.generation.memory_errors import free_memory
 from vllm_omni.platforms import current_platform
-from vllm_omni.vllm_compat import engine_core_class
+from vllm_omni.vllm_compat import engine_core_class, grammar_manager
 from vllm_omni.worker.executor import StageExecutor
 
 logger = logging.getLogger(__name__)
@@ -69,6 +70,7 @@ def run_stage_core(shell: Shell, /, **kwargs: Any) -> None:
 
         core_class = ConditionedCore
     engine_core_class.install(core_class)
+    grammar_manager.install(StageGrammars)
     core_class.run_engine_core(shell=shell, local_client=True, log_stats=True, **kwargs)
 
 

@@ -6,15 +6,12 @@ core but the end of it, with every request it holds. Applied to every request, w
 
 from __future__ import annotations
 
-from typing import Final
-
+import msgspec
 from vllm.config import VllmConfig
+from vllm.sampling_params import SamplingParams
 from vllm.v1.engine import EngineCoreRequest
 
 from vllm_omni.errors import BadRequestError
-
-_MAX_INTEGER: Final = 2**63 - 1
-"""What can be written into a message to the core."""
 
 
 def refuse_fatal(request: EngineCoreRequest, vllm_config: VllmConfig) -> None:
@@ -25,8 +22,8 @@ def refuse_fatal(request: EngineCoreRequest, vllm_config: VllmConfig) -> None:
         raise BadRequestError(
             f"max_tokens must be at least 1, got {params.max_tokens}", field="max_tokens"
         )
-    if params is not None and (params.stream_interval or 0) > _MAX_INTEGER:
-        raise BadRequestError("stream_interval is out of range", field="stream_interval")
+    if params is not None:
+        _check_numbers(params)
     num_tokens = len(request.prompt_token_ids or ())
     if request.prompt_embeds is not None:
         _check_embeds(request, vllm_config)
@@ -40,6 +37,23 @@ def refuse_fatal(request: EngineCoreRequest, vllm_config: VllmConfig) -> None:
             field="prompt",
         )
     _check_vocabulary(request, model_config.get_vocab_size())
+
+
+def _check_numbers(params: SamplingParams) -> None:
+    """Refuse integers that no message to the core can hold, wherever they stand."""
+    if _can_be_sent(params):
+        return
+    for name in params.__struct_fields__:
+        if not _can_be_sent(getattr(params, name)):
+            raise BadRequestError(f"{name} is out of range", field=name)
+
+
+def _can_be_sent(value: object) -> bool:
+    try:
+        msgspec.msgpack.encode(value, enc_hook=lambda other: None)
+    except OverflowError:
+        return False
+    return True
 
 
 def _check_embeds(request: EngineCoreRequest, vllm_config: VllmConfig) -> None:

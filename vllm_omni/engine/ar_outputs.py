@@ -164,7 +164,9 @@ class ArOutputs:
         if output.finish_reason is FinishReason.ERROR:
             told = decode_reason(output.stop_reason)
             if told is not None:
-                return StageFailure(*told)
+                # Of a request that was admitted the core refuses nothing but its grammar.
+                is_grammar = told[0] == BadRequestError.code
+                return StageFailure(*told, "structured_outputs" if is_grammar else None)
             if running.is_constrained and not output.new_token_ids:
                 # The core compiles the grammar when it has the request, and tells no more.
                 message = "the grammar of the structured output cannot be compiled"

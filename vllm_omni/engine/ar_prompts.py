@@ -101,8 +101,12 @@ class PromptProcessor:
             if (processor := self.renderer.mm_processor) is not None:
                 # vLLM's default is torchaudio, whose builds ask for CUDA; soxr is what we ship.
                 processor.info.data_parser.audio_resampler.method = "soxr"
-        except (ValueError, OSError) as error:
-            raise ConfigError(f"stage {stage!r}: {' '.join(str(error).split())}") from error
+        except Exception as error:
+            # Readers of tokenizers and processors raise what they like for a damaged file.
+            text = " ".join(str(error).split())
+            if not isinstance(error, ValueError | OSError):
+                text = f"its tokenizer or processor cannot be loaded: {type(error).__name__} {text}"
+            raise ConfigError(f"stage {stage!r}: {text}") from error
         if self.model_config.skip_tokenizer_init:
             # It writes no text: the checkpoint's end tokens are another stage's, and outside of
             # its vocabulary an index into logits that ends the core.

@@ -31,7 +31,7 @@ DECODER_PROMPT: Final = "decoder_prompt"
 without language and task tokens)."""
 
 MIN_AUDIO_S: Final = 0.01
-MIN_RATE_HZ, MAX_RATE_HZ = 4_000, 384_000
+MIN_RATE_HZ, MAX_RATE_HZ = 1_000, 384_000
 
 
 @dataclass(frozen=True, slots=True)

@@ -37,6 +37,7 @@ from vllm_omni.engine.stage_client import StageClient
 from vllm_omni.engine.stage_pool import StagePool
 from vllm_omni.engine.submission import Submission
 from vllm_omni.errors import (
+    BadRequestError,
     DeadlineExceededError,
     EngineStoppedError,
     OmniError,
@@ -352,6 +353,8 @@ class Orchestrator(Submission):
             await work
         except EngineDeadError:
             raise
+        except BadRequestError as error:
+            await self._fail_request(_failure(error, request_id, stage_id))
         except Exception as error:
             logger.exception("request=%s failed", request_id)
             failed = RequestFailedError(f"{type(error).__name__}: {error}")

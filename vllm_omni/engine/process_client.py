@@ -118,7 +118,11 @@ class ProcessClient(abc.ABC):
         self.check_health()
         if request.request_id in self._running:
             raise BadRequestError(f"request {request.request_id!r} is running already")
-        self._send(self._pack(request))
+        try:
+            packed = self._pack(request)
+        except OverflowError:
+            raise BadRequestError("the request has a number that is out of range") from None
+        self._send(packed)
         self._running.add(request.request_id)
 
     async def update_request_async(self, request: StageRequest) -> None:

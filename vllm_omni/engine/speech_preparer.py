@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
-from typing import Any, Final
+from typing import Any
 
 from vllm_omni.errors import BadRequestError
 from vllm_omni.inputs.prompt import OmniPrompt
-from vllm_omni.inputs.speech import SpeechParams
-
-MIN_SPEED, MAX_SPEED = 0.25, 4.0
-_MAX_SEED: Final = 2**63 - 1
+from vllm_omni.inputs.speech import SpeechParams, check_speech
 
 
 class SpeechPreparer:
@@ -43,7 +39,7 @@ class SpeechPreparer:
         return prompt
 
     def check_params(self, params: object) -> None:
-        """Raise BadRequestError for a voice or speed that this stage does not have."""
+        """Raise BadRequestError for a voice, speed or seed that this stage does not have."""
         if not isinstance(params, SpeechParams):
             raise BadRequestError(
                 f"params of stage {self._stage} are SpeechParams, not {type(params).__name__}",
@@ -52,12 +48,7 @@ class SpeechPreparer:
         if self._voices and params.voice not in self._voices:
             known = ", ".join(self._voices)
             raise BadRequestError(f"no voice {params.voice!r}; known: {known}", field="voice")
-        if not math.isfinite(params.speed) or not MIN_SPEED <= params.speed <= MAX_SPEED:
-            raise BadRequestError(
-                f"speed must be {MIN_SPEED} to {MAX_SPEED}, got {params.speed}", field="speed"
-            )
-        if params.seed is not None and not -_MAX_SEED <= params.seed <= _MAX_SEED:
-            raise BadRequestError("seed must fit 64 bits", field="seed")
+        check_speech(params)
 
     def source_context(self, params: object) -> dict[str, Any]:
         return {}

@@ -22,7 +22,7 @@ from vllm_omni.core.conditioning import VOICE_KEY
 from vllm_omni.engine.graph import RoutePlan
 from vllm_omni.errors import BadRequestError
 from vllm_omni.inputs.diffusion import OmniDiffusionSamplingParams
-from vllm_omni.inputs.speech import SpeechParams
+from vllm_omni.inputs.speech import SpeechParams, check_speech
 
 Params: TypeAlias = SamplingParams | SpeechParams | OmniDiffusionSamplingParams
 
@@ -131,6 +131,8 @@ class StageParams:
                 f"stage {stage.name!r} takes {expected.__name__}, not {type(given).__name__}",
                 field=field,
             )
+        if isinstance(given, SpeechParams):
+            check_speech(given, "" if field == "sampling_params" else field)
         if speech is not None and stage.speaks and isinstance(given, SamplingParams):
             return _spoken(given, speech)
         return given

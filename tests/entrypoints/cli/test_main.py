@@ -1,10 +1,12 @@
 from __future__ import annotations
 
+import argparse
 import json
 import sys
 from pathlib import Path
 
 import pytest
+from vllm.engine.arg_utils import AsyncEngineArgs
 from vllm.entrypoints.cli.serve import ServeSubcommand
 
 from vllm_omni import version
@@ -86,6 +88,20 @@ def test_a_plain_text_model_is_served_by_vllm_itself(tmp_path: Path, started, mo
     assert seen["max_model_len"] == 128
     assert seen["model_tag"] == str(tmp_path)
     assert not {"omni", "stage", "deploy_config", "max_in_flight"} & set(seen)
+
+
+def test_a_config_that_vllm_refuses_is_one_line(tmp_path: Path, started, capsys, monkeypatch):
+    """vLLM makes its configs first; pydantic's words of several lines are no operator's."""
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "no_such_model"}))
+
+    def refuse(args: argparse.Namespace) -> None:
+        AsyncEngineArgs(model=str(tmp_path)).create_model_config()
+
+    monkeypatch.setattr(ServeSubcommand, "cmd", staticmethod(refuse))
+    line = error_of(capsys, "serve", str(tmp_path), "--omni")
+    assert f"'{tmp_path}' cannot be served: " in line
+    assert "no_such_model" in line
+    assert "pydantic" not in line
 
 
 @pytest.mark.parametrize(

@@ -17,7 +17,13 @@ from tests.fakes import eventually
 from vllm_omni.config.deploy import ServerLimits
 from vllm_omni.entrypoints.openai.admission import GENERATING
 from vllm_omni.entrypoints.openai.errors import without_paths
-from vllm_omni.entrypoints.openai.vllm_routes import ABSENT, TEXT_ONLY, named_in, num_answers
+from vllm_omni.entrypoints.openai.vllm_routes import (
+    ABSENT,
+    MAX_TEXT_CHARS,
+    TEXT_ONLY,
+    named_in,
+    num_answers,
+)
 
 WITHOUT_STAGES: Final = frozenset(
     {
@@ -217,6 +223,55 @@ async def test_the_field_is_the_one_that_a_message_names_first(
 ) -> None:
     fields = ["model", "prompt", "n", "max_tokens", "min_tokens", "top_k", "chat_template"]
     assert named_in(message, fields) == field
+
+
+@pytest.mark.parametrize(
+    ("url", "body", "field"),
+    [
+        ("/v1/completions", {"prompt": "word " * 400}, "prompt"),
+        ("/v1/completions", {"prompt": "word " * 50_000}, "prompt"),
+        ("/v1/completions", {"prompt": [5] * 400}, "prompt"),
+        ("/v1/responses", {"input": "word " * 400}, "input"),
+        ("/v1/chat/completions", say("word " * 400), "messages"),
+        ("/v1/chat/completions", say("word " * 50_000), "messages"),
+        ("/v1/chat/completions", say([{"type": "file", "file": {"file_id": "x"}}]), "messages"),
+        ("/v1/chat/completions/batch", {"messages": [say("word " * 400)["messages"]]}, "messages"),
+    ],
+)
+async def test_a_prompt_that_is_too_long_has_the_name_that_the_request_gives_it(
+    rig: Rig, url: str, body: dict[str, Any], field: str
+) -> None:
+    response = await rig.http.post(url, json={"model": MODEL, **body})
+
+    assert response.status_code == 400, response.text
+    assert response.json()["error"]["param"] == field
+
+
+@pytest.mark.parametrize(
+    ("body", "field"),
+    [
+        ({"prompt": "x" * (MAX_TEXT_CHARS + 1)}, "prompt"),
+        (say("x" * (MAX_TEXT_CHARS + 1)), "messages"),
+        (say([{"type": "text", "text": "x" * MAX_TEXT_CHARS}, "x"]), "messages"),
+    ],
+    ids=["prompt", "message", "parts"],
+)
+async def test_more_text_than_any_model_reads_is_not_tokenized(
+    rig: Rig, body: dict[str, Any], field: str
+) -> None:
+    response = await rig.http.post("/tokenize", json={"model": MODEL, **body})
+
+    assert response.status_code == 400
+    assert response.json()["error"]["param"] == field
+
+
+@pytest.mark.parametrize("url", sorted(TEXT_ONLY))
+async def test_a_body_that_is_no_object_is_told_so(rig: Rig, url: str) -> None:
+    headers = {"content-type": "application/json"}
+    for body in ("[]", '"text"', "1", "null", "true"):
+        response = await rig.http.post(url, content=body, headers=headers)
+        assert response.status_code == 400
+        assert "must be a JSON object" in response.text
 
 
 async def test_an_error_of_the_other_api_keeps_its_shape(rig: Rig) -> None:

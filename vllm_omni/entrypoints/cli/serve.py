@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 
+from pydantic import ValidationError
 from vllm.entrypoints.cli.serve import ServeSubcommand
 from vllm.entrypoints.serve.utils.api_utils import cli_env_setup
 from vllm.exceptions import VLLMError
@@ -63,7 +64,10 @@ def run(argv: list[str]) -> None:
     model_dir = locate(command.model, command.revision)
     if detect(model_dir) is None:
         refuse_omni_flags(command.given, command.model)
-        ServeSubcommand.cmd(without_omni(command.args))
+        try:
+            ServeSubcommand.cmd(without_omni(command.args))
+        except ValidationError as exc:  # vLLM's configs are pydantic's: raised before it serves
+            raise ConfigError(f"{command.model!r} cannot be served: {_reason(exc)}") from exc
         return
     _serve(command.args, resolved(command))
 
@@ -117,6 +121,12 @@ def _serve(args: argparse.Namespace, config: ResolvedConfig) -> None:
     # Out of the arguments, which vLLM writes to the log.
     admin_key = vars(args).pop("admin_api_key") or envs.admin_api_key()
     uvloop.run(serve(args, config, admin_key, vars(args).pop("data_dir")))
+
+
+def _reason(exc: ValidationError) -> str:
+    """What is wrong with one of vLLM's configs, without pydantic's words around it."""
+    first = exc.errors()[0]
+    return str(first["msg"]).removeprefix("Value error, ")
 
 
 @contextmanager

@@ -26,6 +26,7 @@ from vllm_omni.entrypoints.openai.engine_client import OmniEngineClient
 from vllm_omni.entrypoints.openai.errors import install_error_handlers
 from vllm_omni.entrypoints.openai.health.api_router import router as health_router
 from vllm_omni.entrypoints.openai.images.pictures import DenoiseRequests
+from vllm_omni.entrypoints.openai.input_memory import InputMemory
 from vllm_omni.entrypoints.openai.media.connector import AttachedMediaStore, install_connector
 from vllm_omni.entrypoints.openai.media.decode import AudioLimits
 from vllm_omni.entrypoints.openai.media.fetch import MediaFetcher
@@ -107,7 +108,8 @@ async def build_omni_app(
     if client is not None:
         app.add_middleware(VllmRoutesMiddleware, client=client)
     app.add_middleware(AdmissionMiddleware, omni=omni)
-    app.add_middleware(BodyLimitMiddleware, max_bytes=limits.max_body_bytes)
+    memory = InputMemory(limits.max_input_bytes)
+    app.add_middleware(BodyLimitMiddleware, max_bytes=limits.max_body_bytes, memory=memory)
     if keys := [key for key in (args.api_key or [envs.VLLM_API_KEY]) if key]:
         app.add_middleware(KeyMiddleware, tokens=keys)
     return app

@@ -11,7 +11,9 @@ from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from vllm.entrypoints.serve.middleware.authenticate import AuthenticationMiddleware
 
-from vllm_omni.entrypoints.openai.errors import HttpError
+from vllm_omni.entrypoints.openai.errors import HttpError, describe
+from vllm_omni.entrypoints.openai.input_memory import InputMemory
+from vllm_omni.errors import OmniError
 
 OPEN_PATHS: Final = frozenset(
     {"/health", "/ping", "/metrics", "/version", "/load", "/docs", "/redoc", "/openapi.json"}
@@ -37,16 +39,20 @@ class KeyMiddleware(AuthenticationMiddleware):  # type: ignore[misc]
         return error.response()(scope, receive, send)
 
 
-class _BodyTooLargeError(Exception):
-    """The body passed the bound while it was read."""
+class _RefusedError(Exception):
+    """The body passed a bound while it was read."""
 
 
 class BodyLimitMiddleware:
-    """Refuses a body over the bound: at once by its header, else as soon as it is passed."""
+    """Refuses a body over the bound: at once by its header, else as soon as it is passed.
 
-    def __init__(self, app: ASGIApp, max_bytes: int) -> None:
+    What is read counts against the memory that all requests share, until the request is over.
+    """
+
+    def __init__(self, app: ASGIApp, max_bytes: int, memory: InputMemory) -> None:
         self._app = app
         self._max_bytes = max_bytes
+        self._memory = memory
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -54,36 +60,43 @@ class BodyLimitMiddleware:
             return
         length = Headers(scope=scope).get("content-length", "0")
         if length.isdecimal() and int(length) > self._max_bytes:
-            await self._refuse(scope, receive, send)
+            await self._too_large().response()(scope, receive, send)
             return
         num_bytes = 0
         has_started = False
+        refusal: HttpError | None = None
 
         async def bounded_receive() -> Message:
-            nonlocal num_bytes
+            nonlocal num_bytes, refusal
             message = await receive()
-            num_bytes += len(message.get("body", b""))
+            num_body_bytes = len(message.get("body", b""))
+            num_bytes += num_body_bytes
             if num_bytes > self._max_bytes:
-                raise _BodyTooLargeError
+                refusal = self._too_large()
+                raise _RefusedError
+            try:
+                share.add(num_body_bytes)
+            except OmniError as error:
+                refusal = describe(error)
+                raise _RefusedError from None
             return message
 
         async def bounded_send(message: Message) -> None:
             # What a handler makes of the broken-off body is not what the client should read.
             nonlocal has_started
-            if num_bytes <= self._max_bytes:
+            if refusal is None:
                 has_started = True
                 await send(message)
 
-        with contextlib.suppress(_BodyTooLargeError):
+        with self._memory.share() as share, contextlib.suppress(_RefusedError):
             await self._app(scope, bounded_receive, bounded_send)
-        if num_bytes > self._max_bytes and not has_started:
-            await self._refuse(scope, receive, send)
+        if refusal is not None and not has_started:
+            await refusal.response()(scope, receive, send)
 
-    async def _refuse(self, scope: Scope, receive: Receive, send: Send) -> None:
-        error = HttpError(
+    def _too_large(self) -> HttpError:
+        return HttpError(
             HTTPStatus.REQUEST_ENTITY_TOO_LARGE,
             f"the request's body is larger than {self._max_bytes} bytes",
             "BadRequestError",
             "request_too_large",
         )
-        await error.response()(scope, receive, send)

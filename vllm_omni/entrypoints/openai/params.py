@@ -14,7 +14,7 @@ from vllm.sampling_params import RequestOutputKind
 from vllm_omni.config.pipeline import Modality, PipelineConfig, StageConfig, StageKind
 from vllm_omni.entrypoints.openai.chat.protocol import SAMPLING_FIELDS, OmniChatRequest
 from vllm_omni.errors import BadRequestError
-from vllm_omni.inputs.speech import SpeechParams
+from vllm_omni.inputs.speech import SpeechParams, check_speech
 
 LIST_FIELD = "sampling_params_list"
 SOUND_OPTION = "use_audio_in_video"
@@ -67,8 +67,7 @@ def merge_speech(base: SpeechParams, entry: Mapping[str, Any], field: str) -> Sp
         merged = msgspec.convert({**msgspec.to_builtins(base), **entry}, SpeechParams)
     except msgspec.ValidationError as exc:
         raise BadRequestError(str(exc), field=field) from None
-    if not 0.25 <= merged.speed <= 4.0:
-        raise BadRequestError("speed must be between 0.25 and 4", field=f"{field}.speed")
+    check_speech(merged, field)
     return merged
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Mapping
 from http import HTTPStatus
 from typing import Any, Final
 
@@ -58,8 +58,19 @@ _ORDINARY_WORDS: Final = frozenset(
 _OLD_NAME: Final = "max_tokens"
 _NEW_NAME: Final = "max_completion_tokens"
 """vLLM names the first where a request has the second."""
+_PROMPT_NAMES: Final = frozenset({"input_text", "input_tokens"})
+"""What vLLM names where a prompt is too long, whatever the request calls it."""
+_PROMPT_FIELDS: Final = {
+    "/v1/chat/completions/batch": "messages",
+    "/v1/chat/completions/render": "messages",
+    "/v1/responses": "input",
+    "/v1/responses/render": "input",
+}
+"""By route; `prompt` on all others."""
 _MAX_LOOKED_AT: Final = 16_384
 """Bytes of a body in which a field is looked for that an error names without saying so."""
+MAX_TEXT_CHARS: Final = 4 * 1024 * 1024
+"""Of a prompt or of all messages; more than any model reads."""
 _SEVERAL: Final = ("messages", "prompt", "items", "questions")
 """Fields that may ask for several answers at once."""
 
@@ -87,14 +98,19 @@ class VllmRoutesMiddleware:
                 return
             receive = replaying(body, receive)
         kept = _Kept(receive, is_form=not _is_json(scope))
-        await self._app(scope, kept, _ErrorShape(send, kept))
+        await self._app(scope, kept, _ErrorShape(send, kept, path))
 
     def _check(self, body: bytes, *, is_text_only: bool) -> None:
         """Raises BadRequestError for what would block, be ignored or could never be run."""
         if not body:
             return
         fields = decode_json(body)
-        if not is_text_only or not isinstance(fields, dict):
+        if not isinstance(fields, dict):
+            if is_text_only:
+                raise BadRequestError("the body must be a JSON object")
+            return
+        _check_text(fields)
+        if not is_text_only:
             return
         for name in OMNI_FIELDS:
             if fields.get(name) not in (None, ["text"]):
@@ -102,6 +118,31 @@ class VllmRoutesMiddleware:
         num, field = num_answers(fields)
         if num > 1:
             self._client.check_places(num, field)
+
+
+def _check_text(fields: Mapping[str, Any]) -> None:
+    """Refuse a text that would be tokenized for minutes, on a route that has no other bound."""
+    prompt = fields.get("prompt")
+    if isinstance(prompt, str) and len(prompt) > MAX_TEXT_CHARS:
+        raise BadRequestError(
+            f"prompt has {len(prompt)} characters, at most {MAX_TEXT_CHARS} are read",
+            field="prompt",
+        )
+    if (num := _num_text_chars(fields.get("messages"))) > MAX_TEXT_CHARS:
+        raise BadRequestError(
+            f"messages have {num} characters of text, at most {MAX_TEXT_CHARS} are read",
+            field="messages",
+        )
+
+
+def _num_text_chars(messages: object) -> int:
+    """Characters of the texts of messages, not of their media."""
+    if not isinstance(messages, list):
+        return 0
+    contents = [message.get("content") for message in messages if isinstance(message, dict)]
+    parts = [part for content in contents if isinstance(content, list) for part in content]
+    texts = [*contents, *(part.get("text") for part in parts if isinstance(part, dict)), *parts]
+    return sum(len(text) for text in texts if isinstance(text, str))
 
 
 def num_answers(fields: dict[str, Any]) -> tuple[int, str]:
@@ -149,9 +190,10 @@ class _Kept:
 class _ErrorShape:
     """A `send` that holds an error answer back until it is whole, and completes vLLM's."""
 
-    def __init__(self, send: Send, kept: _Kept) -> None:
+    def __init__(self, send: Send, kept: _Kept, path: str) -> None:
         self._send = send
         self._kept = kept
+        self._path = path
         self._start: Message | None = None
         self._parts: list[bytes] = []
 
@@ -189,6 +231,8 @@ class _ErrorShape:
             error["code"] = code_of_status(status, error.get("param"))
         if "param" in error and error["param"] is None and status == HTTPStatus.BAD_REQUEST:
             error["param"] = named_in(error["message"], self._kept.fields())
+        if error.get("param") in _PROMPT_NAMES:
+            error["param"] = _PROMPT_FIELDS.get(self._path, "prompt")
         if error.get("param") == _OLD_NAME and _OLD_NAME not in (fields := self._kept.fields()):
             error["param"] = _NEW_NAME if _NEW_NAME in fields else _OLD_NAME
         return json.dumps(answer).encode()

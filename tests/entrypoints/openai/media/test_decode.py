@@ -193,3 +193,13 @@ def test_a_damaged_header_is_read_or_refused_and_nothing_else() -> None:
 def test_the_container_is_known_by_its_first_bytes() -> None:
     assert sniff(b"") is None
     assert sniff(written(tone(10))) == "wav"
+
+
+@pytest.mark.parametrize(("samples", "rate_hz"), [(1, RATE), (RATE // 100 - 1, RATE), (4000, 999)])
+def test_what_no_stage_would_hear_is_refused_with_its_place(samples: int, rate_hz: int) -> None:
+    buffer = io.BytesIO()
+    soundfile.write(buffer, tone(samples), rate_hz, format="WAV", subtype="FLOAT")
+
+    with pytest.raises(BadRequestError) as caught:
+        decode(buffer.getvalue())
+    assert caught.value.field == FIELD

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Final
 
+from vllm.entrypoints.openai.chat_completion.protocol import ChatCompletionRequest
 from vllm.exceptions import VLLMClientError, VLLMError, VLLMValidationError
 from vllm.renderers.online_renderer import OnlineRenderer
 
@@ -12,6 +13,7 @@ from vllm_omni.errors import BadRequestError
 _PROCESSOR_ERRORS: Final = (ValueError, TypeError, LookupError, RuntimeError)
 """What a model's processor raises for media that it cannot take: too small, too narrow, not where
 the prompt says. Nothing but the request's own messages reaches it."""
+_FIELDS: Final = frozenset(ChatCompletionRequest.model_fields)
 
 
 class ChatRenderer(OnlineRenderer):  # type: ignore[misc]
@@ -57,8 +59,10 @@ class ChatRenderer(OnlineRenderer):  # type: ignore[misc]
 
 
 def _names_a_field(error: VLLMClientError) -> bool:
-    return isinstance(error, VLLMValidationError) and bool(error.parameter)
+    """Whether an error names a field of the request, and nothing that the renderer calls so."""
+    return isinstance(error, VLLMValidationError) and error.parameter in _FIELDS
 
 
 def _line(error: Exception) -> str:
-    return " ".join(str(error).split())[:300] or type(error).__name__
+    text = error.args[0] if isinstance(error, VLLMValidationError) else error
+    return " ".join(str(text).split())[:300] or type(error).__name__

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 from vllm_omni.config.pipeline import Modality
+from vllm_omni.engine.ar_speech import MAX_RATE_HZ, MIN_AUDIO_S, MIN_RATE_HZ
 from vllm_omni.entrypoints.openai.media.sources import EncodedMedia
 from vllm_omni.entrypoints.openai.media.wav import missing_bytes
 from vllm_omni.errors import BadRequestError
@@ -19,8 +20,6 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-_MIN_RATE_HZ: Final = 1_000
-_MAX_RATE_HZ: Final = 384_000
 _MAX_CHANNELS: Final = 8
 _BLOCK_FRAMES: Final = 1 << 16
 _UNKNOWN_FRAMES: Final = 1 << 40
@@ -66,7 +65,7 @@ def decode_audio(media: EncodedMedia, limits: AudioLimits) -> AudioInput:
     except Exception as exc:
         # The codecs raise what they like, and the file is a client's: this request fails alone.
         raise _malformed(media, container, exc) from exc
-    return AudioInput(_checked(samples, media), rate)
+    return AudioInput(_checked(samples, rate, media), rate)
 
 
 def check_container(media: EncodedMedia) -> str:
@@ -162,17 +161,21 @@ def _read_with_av(media: EncodedMedia, limits: AudioLimits) -> tuple[NDArray[np.
 
 
 def _check_shape(media: EncodedMedia, rate_hz: int, num_channels: int) -> None:
-    if not _MIN_RATE_HZ <= rate_hz <= _MAX_RATE_HZ:
+    if not MIN_RATE_HZ <= rate_hz <= MAX_RATE_HZ:
         raise BadRequestError(f"a sample rate of {rate_hz} Hz is not served", field=media.field)
     if not 1 <= num_channels <= _MAX_CHANNELS:
         raise BadRequestError(f"{num_channels} channels are not served", field=media.field)
 
 
-def _checked(samples: NDArray[np.float32], media: EncodedMedia) -> NDArray[np.float32]:
+def _checked(
+    samples: NDArray[np.float32], rate_hz: int, media: EncodedMedia
+) -> NDArray[np.float32]:
     import numpy as np
 
     if samples.size == 0:
         raise BadRequestError("the audio is empty", field=media.field)
+    if samples.size < MIN_AUDIO_S * rate_hz:
+        raise BadRequestError(f"the audio is shorter than {MIN_AUDIO_S:g} s", field=media.field)
     if not np.isfinite(samples).all():
         raise BadRequestError("the audio has samples that are not numbers", field=media.field)
     return np.clip(samples, -1.0, 1.0).astype(np.float32, copy=False)

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from vllm_omni.config.deploy import ServerLimits
 from vllm_omni.config.pipeline import Modality
+from vllm_omni.entrypoints.openai.input_memory import hold
 from vllm_omni.entrypoints.openai.media.fetch import MediaFetcher
 from vllm_omni.entrypoints.openai.media.images import ImageLimits, decode_image, decode_mask
 from vllm_omni.entrypoints.openai.media.pool import MediaPool
@@ -78,13 +79,15 @@ class ImageLoader:
         Raises:
             BadRequestError: names the picture's place in the request.
         """
-        images = [
-            await self._pool.run(decode_image, await self._read(source), self._limits)
-            for source in given.images
-        ]
+        images = []
+        for source in given.images:
+            image = await self._pool.run(decode_image, await self._read(source), self._limits)
+            hold(image.pixels.nbytes, source.field)
+            images.append(image)
         if given.mask is None:
             return tuple(images), None
         mask = await self._pool.run(decode_mask, await self._read(given.mask), self._limits)
+        hold(mask.pixels.nbytes, given.mask.field)
         if images and mask.size != images[0].size:
             raise BadRequestError(
                 f"the mask has {_size(mask)} pixels, the image {_size(images[0])}",

@@ -8,9 +8,15 @@ from typing import TYPE_CHECKING
 
 from vllm_omni.config.deploy import ServerLimits
 from vllm_omni.config.pipeline import Modality
+from vllm_omni.entrypoints.openai.input_memory import hold
 from vllm_omni.entrypoints.openai.media.decode import AudioLimits, decode_audio
 from vllm_omni.entrypoints.openai.media.fetch import MediaFetcher
-from vllm_omni.entrypoints.openai.media.pictures import PictureLimits, load_image, load_video
+from vllm_omni.entrypoints.openai.media.pictures import (
+    PictureLimits,
+    load_image,
+    load_video,
+    size_bytes,
+)
 from vllm_omni.entrypoints.openai.media.pool import MediaPool
 from vllm_omni.entrypoints.openai.media.sources import (
     EncodedMedia,
@@ -91,15 +97,21 @@ class MediaLoader:
     async def decode(self, media: EncodedMedia) -> AudioInput:
         """Samples of an audio item, or of the sound of a video."""
         limits = self._sound if media.kind is Modality.VIDEO else self._audio
-        return await self._pool.run(decode_audio, media, limits)
+        audio = await self._pool.run(decode_audio, media, limits)
+        hold(audio.samples.nbytes, media.field)
+        return audio
 
     async def image(self, media: EncodedMedia, reader: ImageMediaIO) -> MediaWithBytes[object]:
         """The picture of an image item, by vLLM's reader."""
-        return await self._pool.run(load_image, media, reader, self._pictures)
+        image = await self._pool.run(load_image, media, reader, self._pictures)
+        hold(size_bytes(image), media.field)
+        return image
 
     async def video(self, media: EncodedMedia, reader: VideoMediaIO) -> MediaWithBytes[object]:
         """Sampled frames of a video item with their times, by vLLM's reader."""
-        return await self._pool.run(load_video, media, reader, self._pictures)
+        video = await self._pool.run(load_video, media, reader, self._pictures)
+        hold(size_bytes(video), media.field)
+        return video
 
     async def load(self, sources: Sequence[MediaSource]) -> tuple[AudioInput, ...]:
         """Samples of every audio item, in order."""

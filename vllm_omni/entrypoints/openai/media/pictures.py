@@ -22,6 +22,7 @@ SAMPLED_FRAMES_PER_S: Final = 2.0
 """Frames that vLLM's readers take of a second of video, unless the operator says otherwise."""
 
 _DURATION_SLACK_S: Final = 0.5
+_PIXEL_BYTES: Final = 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,6 +69,15 @@ def load_video(
     if not len(frames):
         raise BadRequestError("the video has no frames", field=media.field)
     return video
+
+
+def size_bytes(loaded: MediaWithBytes[object]) -> int:
+    """What a decoded picture or video takes."""
+    media = loaded.media
+    if isinstance(media, tuple):  # a video's frames, with what is known of them
+        return int(media[0].nbytes)
+    size: tuple[int, int] = getattr(media, "size", (0, 0))
+    return size[0] * size[1] * _PIXEL_BYTES
 
 
 def _check_image(media: EncodedMedia, limits: PictureLimits) -> None:
