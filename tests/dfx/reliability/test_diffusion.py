@@ -167,7 +167,7 @@ async def test_a_replica_that_stands_still_is_replaced(painter: Rig) -> None:
 async def test_one_of_six_fails_alone(
     painter: Rig, fault: Fault, answer: tuple[int, str], step: int
 ) -> None:
-    """Three share a batch: half of it is one."""
+    """Three share a batch."""
     painter.server.needs_orders()
     pids = painter.server.replicas()
     async with streaming(painter, [PICTURES] * 5, size=40) as streams:
