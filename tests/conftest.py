@@ -8,8 +8,9 @@ into the layer of that name, which `make thorough` runs.
 
 from __future__ import annotations
 
+import logging
 import signal
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Final
 
@@ -48,3 +49,16 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         (chosen if layer == wanted else others).append(item)
     items[:] = chosen
     config.hook.pytest_deselected(items=others)
+
+
+@pytest.fixture(autouse=True)
+def _package_logger() -> Iterator[None]:
+    """`serve` gives this package's logger vLLM's handlers for good; here until the test ends.
+
+    Without that every later test of the process finds nothing in `caplog`.
+    """
+    logger = logging.getLogger("vllm_omni")
+    level, propagate, handlers = logger.level, logger.propagate, list(logger.handlers)
+    yield
+    logger.setLevel(level)
+    logger.propagate, logger.handlers = propagate, handlers

@@ -111,10 +111,11 @@ async def test_a_kill_fails_what_was_seen_and_paints_anew_what_was_not(painter: 
 
 
 async def test_the_other_replica_is_as_fast_while_one_restarts(painter: Rig) -> None:
-    async with streaming(painter, [PICTURES] * 2, size=240, pace_ms=40, previews=3) as streams:
+    # Mostly pauses: what is asked is whether it is held up, not who gets the processors.
+    async with streaming(painter, [PICTURES] * 2, size=120, pace_ms=80, previews=3) as streams:
         outcomes = [one for one, _ in streams]
         begun_s = time.monotonic()
-        await under_way(painter.client, outcomes, 40)
+        await under_way(painter.client, outcomes, 25)
         await got_so_far(painter.client, outcomes, lambda one: one.num_previews > 0)
         killed_s = await painter.kill(FIRST)
         whole = asyncio.create_task(painter.until_whole())
