@@ -3,7 +3,7 @@
 Why:      it caches by the tokenizer and by the processor itself, and every renderer has its own:
           each start of a replica that hears or sees would leave what it loaded, up to 128 times.
 Why not a subclass: the caches belong to functions.
-Breaks if: processors are in other caches too; `tests/engine/test_ar_whisper.py` counts what stays.
+Breaks if: processors are in other caches too; a test of a replica that hears counts what stays.
 Remove when: the caches are by the names of what was loaded.
 """
 
