@@ -53,12 +53,14 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 @pytest.fixture(autouse=True)
 def _package_logger() -> Iterator[None]:
-    """`serve` gives this package's logger vLLM's handlers for good; here until the test ends.
+    """What this package says is in `caplog`, whatever was done to loggers in this process before.
 
-    Without that every later test of the process finds nothing in `caplog`.
+    Libraries raise the level of the root logger, which ours inherits; `serve` gives ours vLLM's
+    handlers for good, here until the test ends.
     """
     logger = logging.getLogger("vllm_omni")
     level, propagate, handlers = logger.level, logger.propagate, list(logger.handlers)
+    logger.setLevel(level or logging.INFO)
     yield
     logger.setLevel(level)
     logger.propagate, logger.handlers = propagate, handlers
