@@ -8,8 +8,9 @@ into the layer of that name, which `make thorough` runs.
 
 from __future__ import annotations
 
+import logging
 import signal
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Final
 
@@ -48,3 +49,18 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         (chosen if layer == wanted else others).append(item)
     items[:] = chosen
     config.hook.pytest_deselected(items=others)
+
+
+@pytest.fixture(autouse=True)
+def _package_logger() -> Iterator[None]:
+    """What this package says is in `caplog`, whatever was done to loggers in this process before.
+
+    Libraries raise the level of the root logger, which ours inherits; `serve` gives ours vLLM's
+    handlers for good, here until the test ends.
+    """
+    logger = logging.getLogger("vllm_omni")
+    level, propagate, handlers = logger.level, logger.propagate, list(logger.handlers)
+    logger.setLevel(level or logging.INFO)
+    yield
+    logger.setLevel(level)
+    logger.propagate, logger.handlers = propagate, handlers

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Mapping
 from typing import Any
 
@@ -162,12 +161,6 @@ class FailingSender(RecordingSender):
         super().fail(stream, message)
 
 
-@pytest.fixture
-def quiet() -> None:
-    logging.getLogger("vllm_omni.core").setLevel(logging.CRITICAL)
-
-
-@pytest.mark.usefixtures("quiet")
 @pytest.mark.parametrize("operation", ["push", "end", "fail"])
 def test_a_stream_that_cannot_be_written_never_reaches_the_busy_loop(operation: str) -> None:
     sender = FailingSender(operation)
@@ -186,7 +179,6 @@ def test_a_stream_that_cannot_be_written_never_reaches_the_busy_loop(operation: 
     assert repr(streams) == "<TokenStreams open=0>"
 
 
-@pytest.mark.usefixtures("quiet")
 def test_streams_that_cannot_all_be_opened_are_failed_and_said() -> None:
     sender = FailingSender("open")
     streams = TokenStreams(sender)

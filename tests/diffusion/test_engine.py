@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import logging
-
 import numpy as np
 import pytest
 
@@ -16,7 +14,6 @@ from vllm_omni.diffusion.worker.model_runner import MAX_FAILED_IN_A_ROW
 
 @pytest.fixture
 def bench() -> Bench:
-    logging.getLogger("vllm_omni.diffusion").setLevel(logging.CRITICAL)
     return Bench()
 
 
@@ -196,8 +193,9 @@ def test_a_batch_that_fails_as_a_whole_runs_one_by_one(bench: Bench) -> None:
         assert np.array_equal(bench.pixels(name), drawn(one))
 
 
-def test_out_of_memory_is_tried_once_more_with_half_the_batch(bench: Bench) -> None:
-    made = {name: bench.add(name, f"!oom {name}") for name in "ab"}
+@pytest.mark.parametrize("names", ["ab", "abcd"])
+def test_memory_for_one_at_a_time_is_enough_for_all(bench: Bench, names: str) -> None:
+    made = {name: bench.add(name, f"!oom {name}") for name in names}
     bench.run()
 
     for name, one in made.items():
@@ -219,16 +217,18 @@ def test_a_batch_that_had_no_memory_stays_in_halves_for_a_while(bench: Bench) ->
     assert sum(len(batch) == 2 for batch in bench.pipeline.batches) == 3
 
 
-def test_who_never_finds_memory_does_not_split_the_others(bench: Bench) -> None:
-    for name in "ab":
+def test_who_never_finds_memory_fails_alone_and_does_not_split_the_others(bench: Bench) -> None:
+    for name in "abd":
         bench.add(name, num_inference_steps=10)
-    bench.turn(5)
+    bench.turn(7)
     bench.add("c", "!starved c", num_inference_steps=10)
     bench.run()
 
-    assert ["a", "b", "c"] in bench.pipeline.batches
+    assert ["a", "b", "d", "c"] in bench.pipeline.batches
     assert [name for name, output in bench.ended.items() if output.failure] == ["c"]
-    assert ["a", "b"] in bench.pipeline.batches[bench.pipeline.batches.index(["a", "b", "c"]) :]
+    after = bench.pipeline.batches.index(["a", "b", "d", "c"]) + 1
+    assert bench.pipeline.batches[after : after + 4] == [["a", "b"], ["d", "c"], ["d"], ["c"]]
+    assert ["a", "b", "d"] in bench.pipeline.batches[after + 4 :]
 
 
 def test_what_finds_no_memory_fails_and_the_next_one_works(bench: Bench) -> None:

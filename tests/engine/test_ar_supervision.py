@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import os
 import signal
 import time
+import weakref
 from pathlib import Path
 
 import pytest
@@ -117,6 +119,15 @@ async def test_it_comes_back_with_a_real_generation_and_serves(
         output = await rig.next_output(60)
         assert output.request_id == "b"
         assert len(output.output.text.outputs[0].token_ids) == 5
+        parts = (first, first._core, first._prompts, first._prompts.vllm_config)
+        of_the_dead = [weakref.ref(part) for part in parts]
+        del first, parts
+        await eventually(lambda: is_gone(of_the_dead), timeout_s=10)
+
+
+def is_gone(references: list[weakref.ref[object]]) -> bool:
+    gc.collect()
+    return all(reference() is None for reference in references)
 
 
 def request(rig: Rig, request_id: str, max_tokens: int) -> AddRequest:

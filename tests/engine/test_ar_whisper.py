@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -9,13 +10,16 @@ import numpy as np
 import pytest
 import pytest_asyncio
 from numpy.typing import NDArray
+from transformers import FeatureExtractionMixin, PreTrainedTokenizerBase, ProcessorMixin
+from vllm.config import VllmConfig
 from vllm.renderers.inputs.preprocess import parse_model_prompt
 from vllm.sampling_params import RequestOutputKind
 
-from tests.ar_replicas import Requests, greedy, replica
+from tests.ar_replicas import Requests, greedy, replica, spec_of
 from tests.tiny_models import make_tiny_whisper
 from vllm_omni.engine.ar_config import build_vllm_config
 from vllm_omni.engine.ar_preparer import ArPreparer
+from vllm_omni.engine.ar_prompts import PromptProcessor
 from vllm_omni.errors import BadRequestError
 from vllm_omni.inputs.prompt import AudioInput, OmniPrompt
 
@@ -151,3 +155,21 @@ async def test_audio_that_cannot_be_heard_is_refused(
         await asr.submit("bad", prompt, greedy(4))
 
     assert refusal.value.field == field
+
+
+LOADED = (VllmConfig, ProcessorMixin, PreTrainedTokenizerBase, FeatureExtractionMixin)
+
+
+def num_loaded(model_dir: Path, starts: int) -> int:
+    """What is still here of this side of a replica after so many starts and ends."""
+    for _ in range(starts):
+        config, _ = build_vllm_config(spec_of(model_dir, stage="asr", has_targets=False))
+        prompts = PromptProcessor("asr", config)
+        prompts.shutdown()
+        del config, prompts
+    gc.collect()
+    return sum(issubclass(type(one), LOADED) for one in gc.get_objects())
+
+
+async def test_what_was_loaded_for_a_replica_goes_with_it(model_dir: Path) -> None:
+    assert num_loaded(model_dir, 3) == num_loaded(model_dir, 1)

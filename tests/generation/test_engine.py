@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import logging
-
 import pytest
 
 from tests.generation.bench import Bench
@@ -16,7 +14,6 @@ from vllm_omni.inputs.prompt import OmniPrompt
 
 @pytest.fixture
 def bench() -> Bench:
-    logging.getLogger("vllm_omni.generation").setLevel(logging.CRITICAL)
     return Bench()
 
 

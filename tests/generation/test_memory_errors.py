@@ -1,8 +1,6 @@
-"""Memory that runs out in a forward: half the batch once more, then an error of those requests."""
+"""Memory that runs out in a forward: in halves again, until who finds none has failed alone."""
 
 from __future__ import annotations
-
-import logging
 
 import numpy as np
 import pytest
@@ -10,12 +8,11 @@ import pytest
 from tests.generation.bench import Bench
 from tests.generation.tone import spoken
 from vllm_omni.errors import MemoryExhaustedError, error_from_code
-from vllm_omni.generation.memory_errors import is_out_of_memory
+from vllm_omni.generation.memory_errors import halves, is_out_of_memory
 
 
 @pytest.fixture
 def bench() -> Bench:
-    logging.getLogger("vllm_omni.generation").setLevel(logging.CRITICAL)
     return Bench()
 
 
@@ -34,19 +31,24 @@ def test_a_batch_without_memory_runs_again_in_halves(bench: Bench) -> None:
     assert bench.model.num_self_tests == 0
 
 
-def test_what_finds_no_memory_in_half_the_batch_fails_and_the_rest_is_served(bench: Bench) -> None:
+def test_who_never_finds_memory_fails_alone(bench: Bench) -> None:
     texts = {"a": "!memory=0", "b": "two", "c": "three", "d": "four"}
     for name, text in texts.items():
         bench.say(name, text)
     bench.run()
 
+    assert bench.model.batches == [
+        ["!memory=0", "two", "three", "four"],
+        ["!memory=0", "two"],
+        ["three", "four"],
+        ["!memory=0"],
+        ["two"],
+    ]
     assert bench.failure("a") == (
         "out_of_memory",
-        "stage voice has no memory for this request: no room for 2",
+        "stage voice has no memory for this request: no room for 1",
     )
-    assert bench.failure("b")[0] == "out_of_memory"
-    assert bench.pcm == {"c": spoken("three"), "d": spoken("four")}
-    assert len(bench.model.batches) == 3
+    assert bench.pcm == {name: spoken(text) for name, text in texts.items() if name != "a"}
     assert bench.model.num_self_tests == 1, "is it the device?"
     error = error_from_code(*bench.failure("a"))
     assert isinstance(error, MemoryExhaustedError)
@@ -55,6 +57,32 @@ def test_what_finds_no_memory_in_half_the_batch_fails_and_the_rest_is_served(ben
     bench.say("next", "one")
     bench.run()
     assert bench.pcm["next"] == spoken("one")
+
+
+def test_memory_for_one_at_a_time_is_enough_for_all() -> None:
+    bench = Bench(max_batch_size=6)
+    texts = {"a": "!memory=1", **{f"r{i}": "!memory=1" for i in range(5)}}
+    for name, text in texts.items():
+        bench.say(name, text)
+    bench.run()
+
+    assert bench.pcm == {name: spoken(text) for name, text in texts.items()}
+    assert [len(batch) for batch in bench.model.batches] == [6, 3, 3, *[1] * 6]
+
+
+@pytest.mark.parametrize("place", [0, 5, 15])
+def test_finding_who_it_is_costs_two_forwards_for_each_halving(place: int) -> None:
+    bench = Bench(max_batch_size=16)
+    for i in range(16):
+        bench.say(f"r{i}", "!memory=0" if i == place else "one")
+    bench.run()
+
+    assert len(bench.model.batches) == 1 + 2 * 4
+    assert [name for name, output in bench.ended.items() if output.failure] == [f"r{place}"]
+
+
+def test_halves_end_one_by_one() -> None:
+    assert [list(halves(count)) for count in (1, 2, 3, 8)] == [[1], [1], [1], [4, 2, 1]]
 
 
 def test_a_request_alone_is_tried_twice(bench: Bench) -> None:

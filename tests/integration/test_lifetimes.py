@@ -52,8 +52,12 @@ class Program:
         )
         self.pid = self._process.pid
         self.said = ""
-        self.moment = pipe.read_text()
-        self.children = Family(self.pid)
+        try:
+            self.moment = pipe.read_text()
+            self.children = Family(self.pid)
+        except BaseException:  # whoever interrupts the test has nobody to close yet
+            self._kill()
+            raise
 
     def end(self) -> int:
         """Wait for the program and for its replicas; its return code."""
@@ -64,6 +68,9 @@ class Program:
 
     def close(self) -> None:
         self.children.close()
+        self._kill()
+
+    def _kill(self) -> None:
         if self._process.poll() is None:
             self._process.kill()
         self._process.communicate()

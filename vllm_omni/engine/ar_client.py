@@ -240,6 +240,7 @@ class ArClient:
     async def shutdown_async(self, timeout_s: float) -> None:
         await self._process.stop(timeout_s)
         self._died("it was shut down")
+        self._outputs.drop_all()  # a deadline that is due later would keep all of this until then
         await self.resources.aclose()
 
     def _on_exit(self, died: asyncio.Future[ProcessExit]) -> None:

@@ -119,6 +119,11 @@ class ArOutputs:
             self._processor.parent_requests.pop(parent_id, None)
         return alive
 
+    def drop_all(self) -> None:
+        """Forget every request, and let go of their deadlines."""
+        for request_id in list(self._running):
+            self.drop(request_id)
+
     def process(self, message: EngineCoreOutputs) -> Processed:
         """Take one message of the core."""
         result = Processed(stats=IterationStats() if message.outputs else None)

@@ -33,6 +33,7 @@ from vllm_omni.engine.grammar_bounds import check_grammar
 from vllm_omni.engine.messages import StreamSource
 from vllm_omni.errors import BadRequestError, ConfigError
 from vllm_omni.inputs.prompt import OmniPrompt
+from vllm_omni.vllm_compat.processor_caches import forget_processors
 
 MESSAGES_KEY: Final = "messages"
 """Key of `OmniPrompt.extra`: a conversation that the chat template is to render."""
@@ -119,8 +120,10 @@ class PromptProcessor:
         return self._speech is not None
 
     def shutdown(self) -> None:
-        """Stop the renderer's threads. Repeatable."""
+        """Stop the renderer's threads, and let go of what vLLM keeps for it. Repeatable."""
         self.renderer.shutdown()
+        if self.renderer.mm_processor is not None:
+            forget_processors()
 
     async def process(
         self,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Sequence
 
-from vllm_omni.generation.memory_errors import free_memory, is_out_of_memory
+from vllm_omni.generation.memory_errors import free_memory, halves, is_out_of_memory
 from vllm_omni.generation.model import OneShotModel, Work
 from vllm_omni.outputs.media import AudioChunk
 
@@ -17,23 +17,26 @@ Result = AudioChunk | BaseException | None
 def run_forward(model: OneShotModel, batch: Sequence[Work]) -> list[Result]:
     """Run a batch; one result for each member, its own error included.
 
-    A batch that fails as a whole is run one by one. What found no memory is run once more, half
-    as many at a time, after memory was given back; what finds none then has its error as result.
+    A batch that fails as a whole is run one by one. What found no memory is run again, half as
+    many at a time and in the end each alone, after memory was given back; what finds none even
+    then has its error as result.
     """
     results = _run_apart(model, batch)
-    starved = [i for i, result in enumerate(results) if _is_starved(result)]
-    if not starved:
-        return results
-    for i in starved:
-        results[i] = None  # its traceback holds on to what the forward had allocated
-    logger.warning("no memory for %d of a forward of %d, trying again", len(starved), len(batch))
-    free_memory()
-    size = max(1, len(batch) // 2)
-    for first in range(0, len(starved), size):
-        part = starved[first : first + size]
-        again = _run_apart(model, [batch[i] for i in part])
-        for i, result in zip(part, again, strict=True):
-            results[i] = result
+    for size in halves(len(batch)):
+        starved = [i for i, result in enumerate(results) if _is_starved(result)]
+        if not starved:
+            break
+        for i in starved:
+            results[i] = None  # its traceback holds on to what the forward had allocated
+        logger.warning(
+            "no memory for %d of %d, trying %d at a time", len(starved), len(batch), size
+        )
+        free_memory()
+        for first in range(0, len(starved), size):
+            part = starved[first : first + size]
+            again = _run_apart(model, [batch[i] for i in part])
+            for i, result in zip(part, again, strict=True):
+                results[i] = result
     return results
 
 

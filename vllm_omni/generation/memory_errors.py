@@ -28,6 +28,19 @@ def is_out_of_memory(error: BaseException) -> bool:
     return any(_says_so(one) for one in _causes(error))
 
 
+def halves(count: int) -> Iterator[int]:
+    """How many may share a forward in each further attempt of a batch that found no memory.
+
+    The last attempt is one by one, so that one who never finds memory fails alone.
+    """
+    size = count
+    while True:
+        size = max(1, size // 2)
+        yield size
+        if size == 1:
+            return
+
+
 def free_memory() -> None:
     """Collect what a failed forward left behind and give caches back to the device."""
     gc.collect()

@@ -24,7 +24,9 @@ from vllm_omni.worker.seen_tokens import SeenTokens
 from vllm_omni.worker.stage_options import StageOptions
 from vllm_omni.worker.step_output import CodesOnTheWay, PendingStep, with_payloads
 
-# vLLM's runner is untyped to us: attributes below that are not set here are its own.
+# vLLM's runner, which is behind this class in the bases of every runner, is untyped to us:
+# attributes below that are not set here and methods that `super()` finds are its own. Hence the
+# ignored errors.
 
 
 class StageRunnerMixin:

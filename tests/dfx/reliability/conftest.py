@@ -9,6 +9,7 @@ import contextlib
 import json
 import os
 import subprocess
+import tempfile
 import urllib.error
 import urllib.request
 from collections.abc import AsyncIterator, Iterator
@@ -59,6 +60,7 @@ class Servers:
         self._stack = contextlib.ExitStack()
         self._stages: tuple[str, ...] = ()
         self._running: ServerUnderTest | None = None
+        self._num_started = 0
 
     def with_stages(self, stages: tuple[str, ...]) -> ServerUnderTest:
         """The server of the speaking assistant or of the painter, by its stages.
@@ -77,22 +79,34 @@ class Servers:
 
     def _start(self, stages: tuple[str, ...]) -> ServerUnderTest:
         paints = PICTURES in stages
-        folder = self._folder / stages[0]
+        self._num_started += 1
+        folder = self._folder / str(self._num_started)
         model = write_painter(folder / "model") if paints else write_model(folder / "model")
         plugin = write_plugin(folder / "plugin")
-        inside = () if paints else _in_small_shm()
+        inside = _in_small_shm()
+        # pytest's own is too long for a socket.
+        temporary = self._stack.enter_context(tempfile.TemporaryDirectory(dir="/tmp"))
         served = self._stack.enter_context(
             serve(
                 model,
                 folder / "server.log",
                 painter_arguments() if paints else arguments(),
-                env={"PYTHONPATH": os.pathsep.join([str(plugin), str(_ROOT)])},
+                env={
+                    "PYTHONPATH": os.pathsep.join([str(plugin), str(_ROOT)]),
+                    "TMPDIR": temporary,
+                },
                 inside=inside,
                 timeout_s=900.0,
             )
         )
         return ServerUnderTest(
-            served.url, served.process.pid, True, bool(inside), DEADLINE_S, served.log
+            served.url,
+            served.process.pid,
+            True,
+            bool(inside),
+            DEADLINE_S,
+            served.log,
+            Path(temporary),
         )
 
     def stop(self) -> None:
@@ -181,8 +195,16 @@ def _in_small_shm() -> tuple[str, ...]:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """The painter's tests last: no server is started twice."""
-    items.sort(key=lambda item: item.path == _HERE / "test_diffusion.py")
+    """The painter's tests last, and of each server its own death: none is started twice."""
+    items.sort(key=_turn)
+
+
+def _turn(item: pytest.Item) -> int:
+    paints = item.path == _HERE / "test_diffusion.py"
+    is_end = item.path == _HERE / "test_api_process.py"
+    if is_end and isinstance(item, pytest.Function):
+        paints = item.callspec.params["stages"] == (PICTURES,)
+    return 2 * paints + is_end
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:

@@ -71,6 +71,8 @@ class ServerUnderTest:
     deadline_s: float
     """Of every request."""
     log: Path | None = None
+    temporary: Path | None = None
+    """Its TMPDIR, which nobody else has."""
 
     @property
     def host(self) -> str:
@@ -257,6 +259,11 @@ class Lateness:
     def _ring(self) -> None:
         self.worst_s = max(self.worst_s, self._loop.time() - self._due_s)
         self._plan()
+
+
+def rate(streams: Sequence[Outcome], from_s: float, to_s: float) -> float:
+    """Chunks per second, of all together."""
+    return sum(one.chunks_between(from_s, to_s) for one in streams) / (to_s - from_s)
 
 
 def load_average() -> str:

@@ -7,6 +7,8 @@ import contextlib
 import os
 import signal
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Final
 from urllib.parse import urlsplit
@@ -16,6 +18,7 @@ import psutil
 from benchmarks.served import descendants, title
 
 _TITLE: Final = "vllm-omni: "
+_PAGE_BYTES: Final = os.sysconf("SC_PAGE_SIZE")
 
 
 def listening_pid(url: str) -> int | None:
@@ -60,3 +63,18 @@ def send(pid: int, signum: signal.Signals) -> float:
 def shared_memory_of(pid: int) -> Path:
     """/dev/shm as the process sees it."""
     return Path(f"/proc/{pid}/root/dev/shm")
+
+
+@contextmanager
+def filled(folder: Path) -> Iterator[None]:
+    """A folder of a small file system without a byte left."""
+    path = folder / "filled-by-test"
+    with path.open("wb", buffering=0) as file:
+        try:
+            with contextlib.suppress(OSError):
+                while True:
+                    file.write(bytes(_PAGE_BYTES))
+            assert os.statvfs(folder).f_bavail == 0
+            yield
+        finally:
+            path.unlink()

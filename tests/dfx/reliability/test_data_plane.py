@@ -3,11 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
-import os
-from collections.abc import Iterator
-from contextlib import contextmanager
-from pathlib import Path
 
 import pytest
 
@@ -22,10 +17,8 @@ from tests.dfx.reliability.harness import (
     until,
 )
 from tests.dfx.reliability.orders import Fault, seed_for
-from tests.dfx.reliability.processes import shared_memory_of
+from tests.dfx.reliability.processes import filled, shared_memory_of
 from tests.dfx.reliability.requests import PACE_MS, STAGES, ask, finish, streaming
-
-_PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300, func_only=True)]
 
@@ -140,18 +133,3 @@ async def test_a_full_shared_memory_is_nobodys_problem(rig: Rig) -> None:
         await rig.kill("voice/0")
         await rig.comes_back("voice/0", num_restarts)
     assert rig.server.replicas().keys() == pids.keys()
-
-
-@contextmanager
-def filled(folder: Path) -> Iterator[None]:
-    """A folder of a small file system without a byte left."""
-    path = folder / "filled-by-test"
-    with path.open("wb", buffering=0) as file:
-        try:
-            with contextlib.suppress(OSError):
-                while True:
-                    file.write(bytes(_PAGE_BYTES))
-            assert os.statvfs(folder).f_bavail == 0
-            yield
-        finally:
-            path.unlink()

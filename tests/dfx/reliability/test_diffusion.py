@@ -2,6 +2,9 @@
 
 Progress is no part of a picture: what dies then is submitted again. A request whose client has
 seen a preview fails with its replica.
+
+No chunk of such a stage can be lost: it neither reads nor writes streams, its prompt comes with its
+request and its picture with the report of its end.
 """
 
 from __future__ import annotations
@@ -21,18 +24,22 @@ from tests.dfx.reliability.harness import (
     Rig,
     assert_ended_in_time,
     got_so_far,
+    load_average,
     note,
+    rate,
     running,
+    under_way,
     until,
 )
 from tests.dfx.reliability.orders import Fault
-from tests.dfx.reliability.processes import ended
+from tests.dfx.reliability.processes import ended, filled, shared_memory_of
 from tests.dfx.reliability.requests import PICTURES, ask, finish, streaming
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300, func_only=True)]
 
 FIRST, SECOND = f"{PICTURES}/0", f"{PICTURES}/1"
 MAX_GAP_S = 0.3
+MIN_RATIO = 0.9
 ERRORS = [
     pytest.param(Fault.RAISE, (500, "request_failed"), id="exception"),
     pytest.param(Fault.MEMORY, (503, "out_of_memory"), id="memory"),
@@ -103,6 +110,29 @@ async def test_a_kill_fails_what_was_seen_and_paints_anew_what_was_not(painter: 
     await works(painter)
 
 
+async def test_the_other_replica_is_as_fast_while_one_restarts(painter: Rig) -> None:
+    # Mostly pauses: what is asked is whether it is held up, not who gets the processors.
+    async with streaming(painter, [PICTURES] * 2, size=120, pace_ms=80, previews=3) as streams:
+        outcomes = [one for one, _ in streams]
+        begun_s = time.monotonic()
+        await under_way(painter.client, outcomes, 25)
+        await got_so_far(painter.client, outcomes, lambda one: one.num_previews > 0)
+        killed_s = await painter.kill(FIRST)
+        whole = asyncio.create_task(painter.until_whole())
+        await finish(streams)
+    await whole
+
+    assert only_victim(outcomes).code == "replica_died"
+    survivors = [one for one in outcomes if one.succeeded]
+    until_s = survivors[0].chunk_times_s[-1]
+    ratio = rate(survivors, killed_s, until_s) / rate(survivors, begun_s, killed_s)
+    note(
+        f"neighbour of {FIRST}: throughput against before the kill",
+        f"{ratio:.2f} ({load_average()})",
+    )
+    assert ratio >= MIN_RATIO
+
+
 async def test_without_replicas_it_is_in_health_and_refuses(painter: Rig) -> None:
     async def is_red() -> bool:
         status, body = await painter.health()
@@ -167,7 +197,7 @@ async def test_a_replica_that_stands_still_is_replaced(painter: Rig) -> None:
 async def test_one_of_six_fails_alone(
     painter: Rig, fault: Fault, answer: tuple[int, str], step: int
 ) -> None:
-    """Three share a batch: half of it is one."""
+    """Three share a batch."""
     painter.server.needs_orders()
     pids = painter.server.replicas()
     async with streaming(painter, [PICTURES] * 5, size=40) as streams:
@@ -272,3 +302,17 @@ async def test_a_replica_whose_every_connection_is_cut_is_dead(painter: Rig) -> 
     assert other.succeeded, other
     await painter.until_whole()
     await works(painter)
+
+
+async def test_a_full_shared_memory_is_nobodys_problem(painter: Rig) -> None:
+    if not painter.server.shm_is_small or painter.server.pid is None:
+        pytest.skip("needs a server whose /dev/shm is its own")
+    with filled(shared_memory_of(painter.server.pid)):
+        async with streaming(painter, [PICTURES] * 4, size=40) as streams:
+            outcomes = await finish(streams)
+        assert not failed(outcomes), [str(one) for one in outcomes]
+        num_restarts = await painter.num_restarts(FIRST)
+        await painter.kill(FIRST)
+        await painter.comes_back(FIRST, num_restarts)
+        await painter.until_whole()
+        await works(painter)

@@ -7,8 +7,7 @@ import time
 
 import pytest
 
-from benchmarks.load_client import Outcome
-from tests.dfx.reliability.harness import Lateness, Rig, load_average, note, under_way
+from tests.dfx.reliability.harness import Lateness, Rig, load_average, note, rate, under_way
 from tests.dfx.reliability.requests import finish, streaming
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300, func_only=True)]
@@ -43,8 +42,3 @@ async def test_streams_of_the_other_replica_go_on(rig: Rig, stage: str) -> None:
     note(f"neighbour of {stage}/0: throughput against before the kill", f"{ratio:.2f}")
     assert gap_s < MAX_GAP_S + late.allowance_s
     assert ratio >= MIN_RATIO
-
-
-def rate(streams: list[Outcome], from_s: float, to_s: float) -> float:
-    """Chunks per second."""
-    return sum(one.chunks_between(from_s, to_s) for one in streams) / (to_s - from_s)

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from vllm_omni.diffusion.models.interface import DenoiseState
-from vllm_omni.generation.memory_errors import free_memory, is_out_of_memory
+from vllm_omni.generation.memory_errors import free_memory, halves, is_out_of_memory
 
 logger = logging.getLogger(__name__)
 
@@ -64,22 +64,25 @@ class StepIsolation:
     def _step_apart(self, key: Hashable, states: Sequence[DenoiseState]) -> Failures:
         """A batch that fails as a whole runs one by one.
 
-        One that finds no memory runs once more, half as many at a time, after memory was given
-        back; what finds none then has its error.
+        One that finds no memory runs again, half as many at a time and in the end each alone,
+        after memory was given back; who finds none even then has its error.
         """
-        failures = _step(self._denoise, states)
-        starved = [s for s in states if is_starved(failures.get(s.request.request_id))]
-        if not starved:
-            return failures
-        for state in starved:
-            del failures[state.request.request_id]
-        logger.warning("no memory for a denoise step of %d, trying again", len(starved))
-        free_memory()
-        size = max(1, len(states) // 2)
-        for first in range(0, len(starved), size):
-            failures |= _step(self._denoise, starved[first : first + size])
-        if len(states) > 1 and not any(map(is_starved, failures.values())):
-            self._narrow[key] = _Narrow(size)  # else it was one request's own need
+        failures, width = _step(self._denoise, states), len(states)
+        for size in halves(len(states)):
+            starved = [s for s in states if is_starved(failures.get(s.request.request_id))]
+            if not starved:
+                break
+            for state in starved:
+                del failures[state.request.request_id]
+            logger.warning(
+                "no memory for a denoise step of %d, trying %d at a time", len(starved), size
+            )
+            free_memory()
+            for first in range(0, len(starved), size):
+                failures |= _step(self._denoise, starved[first : first + size])
+            width = size
+        if width < len(states) and not any(map(is_starved, failures.values())):
+            self._narrow[key] = _Narrow(width)  # else it was one request's own need
         return failures
 
 
