@@ -21,6 +21,7 @@ _TYPES: Final = {
     Modality.VIDEO: ("video", "application"),
 }
 """What a data URL may say that an item of this kind is. The bytes decide."""
+_FILE_KINDS: Final = frozenset(kind.value for kind in _TYPES)
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,6 +69,21 @@ def split_data_url(url: str, field: str, kind: Modality = Modality.AUDIO) -> str
     if mime and mime.partition("/")[0] not in _TYPES[kind]:
         raise BadRequestError(f"{mime} is not {kind}", field=field)
     return url[match.end() :]
+
+
+def kind_of_file(data_url: str, field: str) -> Modality:
+    """What a file is, by the media type of its data URL."""
+    match = _DATA_URL.match(data_url[:512])
+    if match is None or match["type"] is None:
+        raise BadRequestError(
+            "a file must be a data URL with its media type, as in data:audio/wav;base64,DATA",
+            field=field,
+        )
+    mime = match["type"].lower()
+    main = mime.partition("/")[0]
+    if main not in _FILE_KINDS:
+        raise BadRequestError(f"a file must be audio, image or video, not {mime}", field=field)
+    return Modality(main)
 
 
 def too_large(max_bytes: int, field: str, kind: Modality = Modality.AUDIO) -> BadRequestError:
