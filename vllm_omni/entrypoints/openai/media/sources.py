@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import base64
 import binascii
 import re
 from dataclasses import dataclass
 from typing import Final
+
+import pybase64
 
 from vllm_omni.config.pipeline import Modality
 from vllm_omni.errors import BadRequestError
@@ -49,7 +50,8 @@ def decode_base64(text: str, max_bytes: int, field: str, kind: Modality = Modali
     """The bytes of a strict base64 text."""
     check_base64_size(text, max_bytes, field, kind)
     try:
-        data = base64.b64decode(text, validate=True)
+        # The standard library's decoder would keep all other threads waiting 40 times as long.
+        data = pybase64.b64decode(text, validate=True)
     except (binascii.Error, ValueError):
         # binascii's own text quotes nothing of use; a URL-safe alphabet is the usual mistake.
         raise BadRequestError("not valid base64", field=field) from None
