@@ -21,7 +21,7 @@ import torch
 from vllm.v1.metrics.stats import IterationStats
 
 from tests.ar_replicas import Requests, greedy, replica
-from tests.parity.greedy import Chosen
+from tests.parity.greedy import difference
 from tests.parity.omni_prompts import NUM_TOKENS, Question, Reference
 from tests.parity.speech_ends import WAIT_S, Heard
 from vllm_omni.config.pipeline import PipelineConfig
@@ -51,12 +51,12 @@ class Spoken:
     reply: list[int]
     """Without `end_token`, which ended it."""
     end_token: int
-    codes: Chosen
+    codes: list[int]
     """Frame after frame, all groups of each."""
 
     def difference(self, codes: Sequence[Sequence[int]]) -> str:
         """Where these codes are not the reference's; empty when they are."""
-        return self.codes.difference([code for frame in codes for code in frame])
+        return difference(self.codes, [code for frame in codes for code in frame])
 
 
 class Speaker(Reference):
@@ -101,8 +101,8 @@ class Speaker(Reference):
         end_token: int,
         num_frames: int,
         options: dict[str, Any],
-    ) -> tuple[Any, Chosen]:
-        heard: list[Chosen] = []
+    ) -> tuple[Any, list[int]]:
+        heard: list[list[int]] = []
         with pytest.MonkeyPatch.context() as patched:
             if hasattr(self.model.talker, "code_predictor"):
                 self._hear_frames(patched, heard)
@@ -120,43 +120,27 @@ class Speaker(Reference):
             )
         return sequence, heard[0]
 
-    def _hear_frames(self, patched: pytest.MonkeyPatch, heard: list[Chosen]) -> None:
+    def _hear_frames(self, patched: pytest.MonkeyPatch, heard: list[list[int]]) -> None:
         """Listen to a talker whose first code of a frame is followed by a predictor's."""
-        talker = self.model.talker
-        talk, predict = talker.generate, talker.code_predictor.generate
-        others: list[Any] = []
-
-        def predicted(**given: Any) -> Any:
-            others.append(predict(**given, output_scores=True))
-            return others[-1]
+        talk = self.model.talker.generate
 
         def talked(**given: Any) -> Any:
-            result = talk(**_without_pixels(given), output_scores=True)
+            result = talk(**_without_pixels(given))
             frames = [h[-1][0].tolist() for h in result.hidden_states if h[-1] is not None]
-            logits = [
-                row[0]
-                for first, rest in zip(result.scores, others, strict=False)
-                for row in (first, *rest.scores)
-            ]
-            codes = [code for frame in frames for code in frame]
-            heard.append(Chosen.of(codes, logits[: len(codes)]))
+            heard.append([code for frame in frames for code in frame])
             return result
 
-        patched.setattr(talker.code_predictor, "generate", predicted)
-        patched.setattr(talker, "generate", talked)
+        patched.setattr(self.model.talker, "generate", talked)
 
-    def _hear_codes(self, patched: pytest.MonkeyPatch, heard: list[Chosen]) -> None:
+    def _hear_codes(self, patched: pytest.MonkeyPatch, heard: list[list[int]]) -> None:
         """Listen to a talker of one code for each frame."""
         talk = self.model.talker.generate
 
         def talked(**given: Any) -> Any:
-            result = talk(
-                **_without_pixels(given), output_scores=True, return_dict_in_generate=True
-            )
-            sampled = result.sequences[0, given["input_ids"].shape[1] :].tolist()
-            num = len([code for code in sampled if code not in given["eos_token_id"]])
-            heard.append(Chosen.of(sampled, [row[0] for row in result.scores]).first(num))
-            return result.sequences
+            sequences = talk(**_without_pixels(given))
+            sampled = sequences[0, given["input_ids"].shape[1] :].tolist()
+            heard.append([code for code in sampled if code not in given["eos_token_id"]])
+            return sequences
 
         patched.setattr(self.model.talker, "generate", talked)
 
