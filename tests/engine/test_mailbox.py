@@ -3,10 +3,11 @@ from __future__ import annotations
 import asyncio
 import threading
 
+import janus
 import pytest
 
 from tests.fakes import audio_output, text_output
-from vllm_omni.engine.mailbox import Inbox, Outbox
+from vllm_omni.engine.mailbox import Inbox, Outbox, OutputBatch
 from vllm_omni.engine.queue_messages import (
     ClientOutput,
     ErrorMessage,
@@ -98,48 +99,14 @@ async def test_a_slow_reader_gets_merged_outputs_in_order() -> None:
     assert len(await outbox.take()) == 1
 
 
-async def test_newer_outputs_never_overtake_the_overflow() -> None:
+async def test_what_is_written_while_the_queue_is_emptied_does_not_overtake_the_overflow() -> None:
     outbox = Outbox(1)
-    for text in ("one ", "two ", "three"):
-        outbox.put([delta("a", text)])
-    first, rest = await outbox.take()
-    outbox.put([delta("a", "four")])
-    (last,) = await outbox.take()
-    assert [texts(item) for item in [*first, *rest, *last]] == ["one ", "two three", "four"]
-
-
-async def test_a_reader_that_was_cancelled_takes_nothing_along() -> None:
-    outbox = Outbox(1)
-    leaving = asyncio.create_task(outbox.take())
-    await asyncio.sleep(0)
-    outbox.put([delta("a", "kept")])
-    leaving.cancel()
-    await asyncio.wait([leaving])
-    ((item,),) = await outbox.take()
-    assert texts(item) == "kept"
-
-
-def test_a_writer_outlives_its_reader_s_loop() -> None:
-    outbox = Outbox(1)
-
-    async def read_for_a_moment() -> None:
-        with pytest.raises(TimeoutError):
-            async with asyncio.timeout(0):
-                await outbox.take()
-
-    asyncio.run(read_for_a_moment())
-    outbox.put([delta("a", "nobody hears it")])
-    outbox.close()
-
-
-async def test_the_end_wakes_an_idle_reader() -> None:
-    outbox = Outbox(1)
-    reading = asyncio.create_task(outbox.take())
-    await asyncio.sleep(0)
-    outbox.close()
-    async with asyncio.timeout(5):
-        with pytest.raises(EngineStoppedError):
-            await reading
+    outbox.put([delta("a", "one ")])
+    outbox.put([delta("a", "two ")])
+    outbox._queue.sync_q.get_nowait()  # the reader has begun to empty the queue
+    outbox.put([delta("a", "three")])
+    (batch,) = outbox._take_rest()
+    assert [texts(item) for item in batch] == ["two three"]
 
 
 async def test_merged_audio_loses_no_sample() -> None:
@@ -184,3 +151,28 @@ async def test_nothing_is_lost_between_two_threads() -> None:
                     ended = isinstance(item, ClientOutput) and item.timings is not None
     writer.join()
     assert received == num_tokens
+
+
+async def test_what_is_written_after_the_last_read_does_not_come_behind_its_overflow(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    outbox = Outbox(2)
+    writer = threading.Thread(
+        target=lambda: [outbox.put([delta("a", word)]) for word in ("one ", "two ", "three")]
+    )
+    read = outbox._queue.async_q.get_nowait
+
+    def read_then_write() -> OutputBatch:
+        try:
+            return read()
+        except janus.AsyncQueueEmpty:
+            if not writer.ident:
+                writer.start()
+                writer.join(0.1)  # it is done by now, unless it must wait for the reader
+            raise
+
+    monkeypatch.setattr(outbox._queue.async_q, "get_nowait", read_then_write)
+    words = [texts(item) for batch in outbox._take_rest() for item in batch]
+    writer.join()
+    words += [texts(item) for batch in outbox._take_rest() for item in batch]
+    assert "".join(words) == "one two three"

@@ -7,8 +7,6 @@ is refused (new work), merged in one slot per request and stage (outputs), or ke
 
 from __future__ import annotations
 
-import asyncio
-import contextlib
 import threading
 from collections.abc import Iterable, Sequence
 
@@ -78,31 +76,26 @@ class Inbox:
 
 
 class Outbox:
-    """Orchestrator to API loop. `put` is called here, `take` there.
-
-    One lock and one callback: a chunk of audio crosses in half the time that a janus queue needs,
-    whose reader is woken by a task that takes the queue's own asyncio locks.
-    """
+    """Orchestrator to API loop. `put` is called here, `take` there."""
 
     def __init__(self, maxsize: int) -> None:
-        self._maxsize = maxsize
+        self._queue: janus.Queue[OutputBatch] = janus.Queue(maxsize)
         self._lock = threading.Lock()
-        self._batches: list[OutputBatch] = []
         self._overflow: dict[tuple[str | None, int], ClientOutput | ErrorMessage] = {}
-        self._waiting: tuple[asyncio.AbstractEventLoop, asyncio.Future[None]] | None = None
-        """The reader, while there is nothing for it."""
-        self._is_closed = False
 
     def put(self, batch: OutputBatch) -> None:
         """Hand over a batch; merged into slots while the reader is behind."""
         with self._lock:
-            if self._is_closed:
-                return
-            if len(self._batches) < self._maxsize and not self._overflow:
-                self._batches.append(batch)
-            else:
-                self._merge(batch)
-            self._wake()
+            if not self._overflow:
+                try:
+                    self._queue.sync_q.put_nowait(batch)
+                except janus.SyncQueueFull:
+                    pass  # the reader empties the queue and then looks at the overflow
+                except janus.SyncQueueShutDown:
+                    return
+                else:
+                    return
+            self._merge(batch)
 
     def _merge(self, batch: OutputBatch) -> None:
         for item in batch:
@@ -114,45 +107,36 @@ class Outbox:
             assert older is None or isinstance(older, ClientOutput)
             self._overflow[key] = item if older is None else older.merged_with(item)
 
-    def _wake(self) -> None:
-        if self._waiting is None:
-            return
-        loop, waiter = self._waiting
-        self._waiting = None
-        with contextlib.suppress(RuntimeError):  # the reader's loop is closed: nobody reads
-            loop.call_soon_threadsafe(_resolve, waiter)
-
     async def take(self) -> Sequence[OutputBatch]:
-        """Wait for batches; return all there are, what overflowed last.
+        """Wait for batches; return all there are.
 
         Raises:
             EngineStoppedError: the orchestrator has ended and everything was read.
         """
-        while True:
-            with self._lock:
-                if self._batches or self._overflow:
-                    return self._take_all()
-                if self._is_closed:
-                    raise EngineStoppedError("the engine has stopped")
-                loop = asyncio.get_running_loop()
-                waiter = loop.create_future()
-                self._waiting = loop, waiter
-            await waiter
+        try:
+            first = await self._queue.async_q.get()
+        except janus.AsyncQueueShutDown:
+            raise EngineStoppedError("the engine has stopped") from None
+        return [first, *self._take_rest()]
 
-    def _take_all(self) -> list[OutputBatch]:
-        batches, self._batches = self._batches, []
-        if self._overflow:
-            batches.append(list(self._overflow.values()))
-            self._overflow = {}
+    def _take_rest(self) -> list[OutputBatch]:
+        """All that is there now: the queue's batches, and then what overflowed after them.
+
+        Nobody puts meanwhile: a batch put between the last read and the overflow would come after
+        what overflowed behind it.
+        """
+        batches: list[OutputBatch] = []
+        with self._lock:
+            while True:
+                try:
+                    batches.append(self._queue.async_q.get_nowait())
+                except (janus.AsyncQueueEmpty, janus.AsyncQueueShutDown):
+                    break
+            if self._overflow:
+                batches.append(list(self._overflow.values()))
+                self._overflow = {}
         return batches
 
     def close(self) -> None:
         """No batch follows; what was put can still be taken."""
-        with self._lock:
-            self._is_closed = True
-            self._wake()
-
-
-def _resolve(waiter: asyncio.Future[None]) -> None:
-    if not waiter.done():  # else its reader was cancelled
-        waiter.set_result(None)
+        self._queue.shutdown(immediate=False)
