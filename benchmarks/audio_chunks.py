@@ -1,8 +1,10 @@
 """What the server adds to a chunk of audio: from the vocoder that has it to the client that has it.
 
 The vocoder is one that stamps its chunks with the time; everything behind it is the real thing:
-replica, orchestrator, API process, HTTP, a client that decodes the event. Hand-over between two
-stages, the other share of a chunk's way, is in `connectors`.
+replica, orchestrator, API process, HTTP, to the last byte of the event at a client that reads a
+socket. A bare uvicorn that writes the same events ready-made is measured by the same client in the
+same run: so much is HTTP itself, and the machine. Hand-over between two stages, the other share of
+a chunk's way, is in `connectors`.
 
     .venv/bin/python benchmarks/audio_chunks.py [--json]
 """
@@ -11,22 +13,22 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import base64
 import json
 import os
 import statistics
 import sys
 import tempfile
-import time
 from pathlib import Path
 from typing import Final
 
-import aiohttp
+import uvloop
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
+from benchmarks.bare_events import bare_server
+from benchmarks.event_client import listen
 from benchmarks.served import serve
-from benchmarks.stamped_voice import stamp, write_model, write_plugin
+from benchmarks.stamped_voice import STEP_S, write_model, write_plugin
 
 _ROOT: Final = Path(__file__).resolve().parents[1]
 
@@ -38,7 +40,7 @@ def main() -> int:
     parser.add_argument("--json", action="store_true", help="end with one line of JSON")
     arguments = parser.parse_args()
     rows = []
-    with tempfile.TemporaryDirectory() as folder:
+    with tempfile.TemporaryDirectory() as folder, bare_server(STEP_S) as bare_url:
         plugin = write_plugin(Path(folder) / "plugin")
         with serve(
             write_model(Path(folder) / "model"),
@@ -46,55 +48,41 @@ def main() -> int:
             ["--max-speech-chars", "20000"],
             env={"PYTHONPATH": os.pathsep.join([str(plugin), str(_ROOT)])},
         ) as server:
-            asyncio.run(measure(server.url, 1, 10))
+            for url in (server.url, bare_url):
+                uvloop.run(measure(url, 1, 10))
             for num_clients in arguments.clients:
-                added_ms = asyncio.run(measure(server.url, num_clients, arguments.chunks))
-                rows.append(_row(num_clients, arguments.chunks, added_ms))
+                ours = uvloop.run(measure(server.url, num_clients, arguments.chunks))
+                bare = uvloop.run(measure(bare_url, num_clients, arguments.chunks))
+                rows.append(_row(num_clients, arguments.chunks, ours, bare))
     if arguments.json:
         print(json.dumps({"audio_chunks": rows}))
     return 0
 
 
-def _row(num_clients: int, num_chunks: int, added_ms: list[float]) -> dict[str, float]:
+def _row(
+    num_clients: int, num_chunks: int, added_ms: list[float], bare_ms: list[float]
+) -> dict[str, float]:
+    ours, bare = statistics.median(added_ms), statistics.median(bare_ms)
     row = {
         "clients": num_clients,
-        "added_ms_p50": round(statistics.median(added_ms), 3),
+        "added_ms_p50": round(ours, 3),
         "added_ms_p99": round(statistics.quantiles(added_ms, n=100)[98], 3),
+        "bare_ms_p50": round(bare, 3),
+        "ratio": round(ours / bare, 1),
         "joined": num_clients * num_chunks - len(added_ms),
     }
     print(
-        "{clients} at once: {added_ms_p50} ms a chunk (p50), {added_ms_p99} ms (p99); "
-        "{joined} chunks were sent together with the one before".format(**row)
+        "{clients} at once: {added_ms_p50} ms a chunk (p50), {added_ms_p99} ms (p99), {ratio} of "
+        "the {bare_ms_p50} ms that a bare uvicorn needs for the same bytes; {joined} chunks were "
+        "sent together with the one before".format(**row)
     )
     return row
 
 
 async def measure(url: str, num_clients: int, num_chunks: int) -> list[float]:
     """Milliseconds for each chunk that a client received."""
-    async with aiohttp.ClientSession(url, read_bufsize=1 << 20) as session:
-        requests = [_listen(session, num_chunks) for _ in range(num_clients)]
-        return [added for one in await asyncio.gather(*requests) for added in one]
-
-
-async def _listen(session: aiohttp.ClientSession, num_chunks: int) -> list[float]:
-    body = {
-        "input": "tick " * num_chunks,
-        "voice": "default",
-        "response_format": "pcm",
-        "stream_format": "sse",
-    }
-    added_ms: list[float] = []
-    async with session.post("/v1/audio/speech", json=body) as response:
-        if response.status != 200:
-            raise RuntimeError(f"{response.status}: {await response.text()}")
-        async for line in response.content:
-            if not line.startswith(b"data: {"):
-                continue
-            event = json.loads(line[6:])
-            if event["type"] == "speech.audio.delta":
-                ready_ns = stamp(base64.b64decode(event["audio"]))
-                added_ms.append((time.monotonic_ns() - ready_ns) / 1e6)
-    return added_ms
+    answers = [listen(url, num_chunks) for _ in range(num_clients)]
+    return [added for one in await asyncio.gather(*answers) for added in one]
 
 
 if __name__ == "__main__":

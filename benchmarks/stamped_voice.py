@@ -22,22 +22,23 @@ MODEL_TYPE: Final = "benchmark_stamped_voice"
 SAMPLE_RATE_HZ: Final = 24_000
 CHUNK_S: Final = 0.64
 """Eight frames of codes of a model with 12.5 frames a second."""
-_STAMP_BYTES: Final = 8
+STEP_S: Final = 0.02
+STAMP_BYTES: Final = 8
 
 
 def stamp(pcm: bytes) -> int:
     """When a chunk was ready: nanoseconds of the monotonic clock."""
-    return int.from_bytes(pcm[:_STAMP_BYTES], "little")
+    return int.from_bytes(pcm[:STAMP_BYTES], "little")
 
 
 class StampedVoice:
     """A `OneShotModel`: a chunk for each word. A step takes `step_s` seconds, as on a device."""
 
     def __init__(self, context: ModelContext) -> None:
-        step_s = context.options.get("step_s", 0.02)
+        step_s = context.options.get("step_s", STEP_S)
         assert isinstance(step_s, float)
         self._step_s = step_s
-        self._silence = bytes(2 * round(CHUNK_S * SAMPLE_RATE_HZ) - _STAMP_BYTES)
+        self._silence = bytes(2 * round(CHUNK_S * SAMPLE_RATE_HZ) - STAMP_BYTES)
 
     def self_test(self) -> None:
         self.forward([Work(None, "word", is_last=True)])
@@ -49,7 +50,7 @@ class StampedVoice:
 
     def forward(self, batch: Sequence[Work]) -> Sequence[AudioChunk | BaseException | None]:
         time.sleep(self._step_s)
-        ready = time.monotonic_ns().to_bytes(_STAMP_BYTES, "little")
+        ready = time.monotonic_ns().to_bytes(STAMP_BYTES, "little")
         return [AudioChunk(ready + self._silence, SAMPLE_RATE_HZ) for _ in batch]
 
     def finish(self, state: object) -> None:

@@ -18,7 +18,6 @@ from vllm.multimodal.media.image import ImageMediaIO
 from vllm.multimodal.media.video import VideoMediaIO
 
 from tests.entrypoints.openai.media.clips import mp4, png
-from tests.parity.greedy import Chosen
 
 NUM_TOKENS: Final = 64
 RATE_HZ: Final = 16000
@@ -139,18 +138,12 @@ class Reference:
         inputs = self._processor(text=self.text(question), return_tensors="pt", **media)
         return {**inputs, "use_audio_in_video": question.hears_videos}
 
-    def answer(self, question: Question) -> tuple[list[int], Chosen]:
+    def answer(self, question: Question) -> tuple[list[int], list[int]]:
         """Token ids of the prompt, and the greedy ones after it."""
         inputs = self.inputs(question)
         prompt = inputs["input_ids"][0].tolist()
         with torch.inference_mode():
-            result = self.model.thinker.generate(
-                **inputs,
-                max_new_tokens=NUM_TOKENS,
-                min_new_tokens=NUM_TOKENS,
-                do_sample=False,
-                output_scores=True,
-                return_dict_in_generate=True,
+            ids = self.model.thinker.generate(
+                **inputs, max_new_tokens=NUM_TOKENS, min_new_tokens=NUM_TOKENS, do_sample=False
             )
-        written = result.sequences[0, len(prompt) :].tolist()
-        return prompt, Chosen.of(written, [scores[0] for scores in result.scores])
+        return prompt, ids[0, len(prompt) :].tolist()

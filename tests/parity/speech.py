@@ -10,20 +10,23 @@ import asyncio
 import functools
 import itertools
 from collections.abc import AsyncIterator, Mapping, Sequence
-from contextlib import ExitStack, asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from vllm.v1.metrics.stats import IterationStats
 
 from tests.ar_replicas import Requests, greedy, replica
-from tests.parity.greedy import Chosen
+from tests.parity.greedy import difference
 from tests.parity.omni_prompts import NUM_TOKENS, Question, Reference
-from tests.parity.speech_ends import Heard
+from tests.parity.speech_ends import WAIT_S, Heard
 from vllm_omni.config.pipeline import PipelineConfig
+from vllm_omni.core.conditioning import KIND_TOKENS
+from vllm_omni.distributed.omni_connectors.base import Frame
 from vllm_omni.distributed.omni_connectors.factory import Connector, open_connector
 from vllm_omni.distributed.run_directory import RunDirectory
 from vllm_omni.engine.messages import StreamSource, StreamTarget
@@ -36,6 +39,9 @@ ENGINE_ARGS: Mapping[str, object] = {
     "kv_cache_memory_bytes": 64 << 20,
 }
 
+_IDS = itertools.count()
+"""Requests of all chains: they may share a replica."""
+
 
 @dataclass(frozen=True)
 class Spoken:
@@ -45,12 +51,12 @@ class Spoken:
     reply: list[int]
     """Without `end_token`, which ended it."""
     end_token: int
-    codes: Chosen
+    codes: list[int]
     """Frame after frame, all groups of each."""
 
     def difference(self, codes: Sequence[Sequence[int]]) -> str:
         """Where these codes are not the reference's; empty when they are."""
-        return self.codes.difference([code for frame in codes for code in frame])
+        return difference(self.codes, [code for frame in codes for code in frame])
 
 
 class Speaker(Reference):
@@ -95,8 +101,8 @@ class Speaker(Reference):
         end_token: int,
         num_frames: int,
         options: dict[str, Any],
-    ) -> tuple[Any, Chosen]:
-        heard: list[Chosen] = []
+    ) -> tuple[Any, list[int]]:
+        heard: list[list[int]] = []
         with pytest.MonkeyPatch.context() as patched:
             if hasattr(self.model.talker, "code_predictor"):
                 self._hear_frames(patched, heard)
@@ -114,43 +120,27 @@ class Speaker(Reference):
             )
         return sequence, heard[0]
 
-    def _hear_frames(self, patched: pytest.MonkeyPatch, heard: list[Chosen]) -> None:
+    def _hear_frames(self, patched: pytest.MonkeyPatch, heard: list[list[int]]) -> None:
         """Listen to a talker whose first code of a frame is followed by a predictor's."""
-        talker = self.model.talker
-        talk, predict = talker.generate, talker.code_predictor.generate
-        others: list[Any] = []
-
-        def predicted(**given: Any) -> Any:
-            others.append(predict(**given, output_scores=True))
-            return others[-1]
+        talk = self.model.talker.generate
 
         def talked(**given: Any) -> Any:
-            result = talk(**_without_pixels(given), output_scores=True)
+            result = talk(**_without_pixels(given))
             frames = [h[-1][0].tolist() for h in result.hidden_states if h[-1] is not None]
-            logits = [
-                row[0]
-                for first, rest in zip(result.scores, others, strict=False)
-                for row in (first, *rest.scores)
-            ]
-            codes = [code for frame in frames for code in frame]
-            heard.append(Chosen.of(codes, logits[: len(codes)]))
+            heard.append([code for frame in frames for code in frame])
             return result
 
-        patched.setattr(talker.code_predictor, "generate", predicted)
-        patched.setattr(talker, "generate", talked)
+        patched.setattr(self.model.talker, "generate", talked)
 
-    def _hear_codes(self, patched: pytest.MonkeyPatch, heard: list[Chosen]) -> None:
+    def _hear_codes(self, patched: pytest.MonkeyPatch, heard: list[list[int]]) -> None:
         """Listen to a talker of one code for each frame."""
         talk = self.model.talker.generate
 
         def talked(**given: Any) -> Any:
-            result = talk(
-                **_without_pixels(given), output_scores=True, return_dict_in_generate=True
-            )
-            sampled = result.sequences[0, given["input_ids"].shape[1] :].tolist()
-            num = len([code for code in sampled if code not in given["eos_token_id"]])
-            heard.append(Chosen.of(sampled, [row[0] for row in result.scores]).first(num))
-            return result.sequences
+            sequences = talk(**_without_pixels(given))
+            sampled = sequences[0, given["input_ids"].shape[1] :].tolist()
+            heard.append([code for code in sampled if code not in given["eos_token_id"]])
+            return sequences
 
         patched.setattr(self.model.talker, "generate", talked)
 
@@ -180,6 +170,29 @@ def _with_mask(forward: Any) -> Any:
     return masked
 
 
+class Told:
+    """What a thinker tells its talker in the course of one request, frame by frame."""
+
+    def __init__(self, connector: Connector, stream: str) -> None:
+        self.target = StreamTarget(connector.address, stream, conditions=True)
+        self.frames: list[tuple[dict[str, Any], bytes]] = []
+        self.end: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+        self._loop = asyncio.get_running_loop()
+        connector.receiver.subscribe(stream, self._take)
+
+    def _take(self, frame: Frame) -> None:
+        if frame.end is None:
+            self.frames.append((dict(frame.meta), bytes(frame.payload)))
+        else:
+            self._loop.call_soon_threadsafe(self.end.set_result, frame.end)
+        frame.release()
+
+    @property
+    def reply(self) -> list[int]:
+        payloads = [payload for meta, payload in self.frames if meta["kind"] == KIND_TOKENS]
+        return np.frombuffer(b"".join(payloads), "<u4").tolist()
+
+
 class Chain:
     """Thinker and talker, two replicas, and the end that a vocoder would have."""
 
@@ -187,18 +200,22 @@ class Chain:
         self, pipeline: PipelineConfig, thinker: Requests, talker: Requests, connector: Connector
     ) -> None:
         (edge,) = (edge for edge in pipeline.edges if edge.capture is not None)
+        self._pipeline = pipeline
         self._bridge = edge.bridge
         self.thinker = thinker
         self.talker = talker
         self.num_preempted = 0
         """Requests of the thinker that gave their memory to others and were computed again."""
         self._connector = connector
-        self._ids = itertools.count()
         thinker.client.record = self._record
 
     def _record(self, _: object, iteration: IterationStats | None) -> None:
         if iteration is not None:
             self.num_preempted += iteration.num_preempted_reqs
+
+    def with_talker_of(self, other: Chain) -> Chain:
+        """This thinker before the talker of another chain of the family."""
+        return Chain(self._pipeline, self.thinker, other.talker, self._connector)
 
     async def load(self, model_dir: Path) -> None:
         """Take the weights of another checkpoint of the same shape; nothing may be running."""
@@ -207,7 +224,7 @@ class Chain:
     async def write(self, prompt: OmniPrompt) -> tuple[list[int], list[int]]:
         """Token ids of the prompt as the thinker has read it, and of its whole answer."""
         params = greedy(NUM_TOKENS, min_tokens=NUM_TOKENS)
-        output = await self.thinker.run(f"r{next(self._ids)}", prompt, params)
+        output = await self.thinker.run(f"r{next(_IDS)}", prompt, params)
         return list(output.prompt_token_ids or ()), list(output.outputs[0].token_ids)
 
     async def begin(
@@ -218,7 +235,7 @@ class Chain:
         talker_params: Mapping[str, object],
     ) -> tuple[str, Heard]:
         """Submit a request to both, as the orchestrator does."""
-        request_id = f"r{next(self._ids)}"
+        request_id = f"r{next(_IDS)}"
         states, codes = f"{request_id}/states", f"{request_id}/codes"
         heard = Heard(self._connector, codes)
         address = self.talker.client.data_address
@@ -238,6 +255,45 @@ class Chain:
         )
         return request_id, heard
 
+    async def overhear(self, prompt: OmniPrompt, end_token: int) -> Told:
+        """What the thinker tells while it writes a reply, to nobody."""
+        request_id = f"r{next(_IDS)}"
+        told = Told(self._connector, f"{request_id}/states")
+        params = greedy(NUM_TOKENS, stop_token_ids=[end_token])
+        await self.thinker.submit(request_id, prompt, params, [told.target])
+        async with asyncio.timeout(WAIT_S):
+            assert await told.end == "stop"
+        assert (await self.thinker.all(request_id))[-1].failure is None
+        return told
+
+    async def say(self, told: Told, num_frames: int, *, stepwise: bool) -> list[list[int]]:
+        """The codes for what was overheard: all of it is here at first, or each step waits for
+        what the talker makes of the one before."""
+        request_id = f"r{next(_IDS)}"
+        states, codes = f"{request_id}/states", f"{request_id}/codes"
+        heard, sender = Heard(self._connector, codes), self._connector.sender
+        params = greedy(num_frames, ignore_eos=False)
+        source = StreamSource(states, "thinker", self._bridge)
+        address = self.talker.client.data_address
+        assert address is not None, "a talker takes streams"
+        sender.open(address, states)
+        if stepwise:
+            await self.talker.submit(request_id, None, params, [heard.target], sources=[source])
+        num_tokens = 0
+        for meta, payload in told.frames:
+            sender.push(states, payload, meta)
+            if stepwise and meta["kind"] == KIND_TOKENS:
+                num_tokens += len(payload) // 4
+                # A token may be spoken once the next one is there: its state comes with that one.
+                assert len(await heard.frames(num_tokens - 1)) <= num_tokens
+        sender.end(states, await told.end)
+        if not stepwise:
+            await self.talker.submit(request_id, None, params, [heard.target], sources=[source])
+        said = await heard.all()
+        assert heard.end in ("stop", "length"), heard.error
+        assert (await self.talker.all(request_id))[-1].failure is None
+        return said
+
     async def speak(
         self, prompt: OmniPrompt, end_token: int, num_frames: int, **talker_params: object
     ) -> tuple[list[int], list[list[int]]]:
@@ -256,31 +312,31 @@ class Chain:
 
 @asynccontextmanager
 async def chain(
-    model_dir: Path, pipeline: PipelineConfig, **thinker_args: object
+    model_dir: Path, pipeline: PipelineConfig, *, max_batch_size: int = 8, **thinker_args: object
 ) -> AsyncIterator[Chain]:
     """Both replicas of a family."""
     thinker, talker = (pipeline.stages[pipeline.stage_id(n)] for n in ("thinker", "talker"))
     (edge,) = (edge for edge in pipeline.edges if edge.capture is not None)
-    with ExitStack() as stack:
+    shared = {"max_batch_size": max_batch_size, "start_timeout_s": 300.0}
+    async with AsyncExitStack() as stack:
         folder = RunDirectory.create("test-chain")
         stack.callback(folder.remove)
         connector = open_connector("test/0", folder.ipc("data"))
         stack.callback(connector.close)
-        async with (
-            replica(
-                model_dir,
-                hf_config=thinker.hf_config,
-                capture=edge.capture,
-                start_timeout_s=300.0,
-                engine_args={**ENGINE_ARGS, **thinker_args},
-            ) as thinking,
-            replica(
-                model_dir,
-                stage="talker",
-                has_sources=True,
-                hf_config=talker.hf_config,
-                start_timeout_s=300.0,
-                engine_args=dict(ENGINE_ARGS),
-            ) as talking,
-        ):
-            yield Chain(pipeline, thinking, talking, connector)
+        thinking = replica(
+            model_dir,
+            hf_config=thinker.hf_config,
+            capture=edge.capture,
+            engine_args={**ENGINE_ARGS, **thinker_args},
+            **shared,
+        )
+        talking = replica(
+            model_dir,
+            stage="talker",
+            has_sources=True,
+            hf_config=talker.hf_config,
+            engine_args=dict(ENGINE_ARGS),
+            **shared,
+        )
+        both = await asyncio.gather(*map(stack.enter_async_context, (thinking, talking)))
+        yield Chain(pipeline, *both, connector)

@@ -193,12 +193,13 @@ async def test_audio_in_goes_to_the_recogniser_with_a_placeholder_in_the_text(ri
     ]
 
 
-async def test_audio_in_may_be_a_data_url(rig: Rig) -> None:
+@pytest.mark.parametrize("kind", ["audio_url", "file"])
+async def test_audio_in_may_be_a_data_url_or_a_file(rig: Rig, kind: str) -> None:
     rig.asr.script = answers("what I said")
-    data = audio_part()["input_audio"]["data"]
-    url = {"url": f"data:audio/wav;base64,{data}"}
+    url = f"data:audio/wav;base64,{audio_part()['input_audio']['data']}"
+    named = {"url": url} if kind == "audio_url" else {"file_data": url, "filename": "a.wav"}
 
-    response = await rig.chat(content=[{"type": "audio_url", "audio_url": url}])
+    response = await rig.chat(content=[{"type": kind, kind: named}])
 
     assert response.status_code == 200, response.text
     prompt: Any = rig.asr.added[0].prompt
@@ -305,6 +306,10 @@ async def test_a_route_of_vllm_s_does_not_ignore_that_audio_is_wanted(rig: Rig) 
     assert written.status_code == 200, written.text
 
 
+def a_file(data: object) -> dict[str, object]:
+    return {"type": "file", "file": {"file_data": data, "filename": "a.wav"}}
+
+
 BAD_PARTS: list[tuple[object, str]] = [
     ({"type": "image_url", "image_url": {"url": "http://127.0.0.1/x.png"}}, ""),
     ({"type": "video_url", "video_url": {"url": "http://127.0.0.1/x.mp4"}}, ""),
@@ -321,6 +326,14 @@ BAD_PARTS: list[tuple[object, str]] = [
     ({"type": "audio_url", "audio_url": {"url": "http://127.0.0.1/a.wav"}}, ".audio_url.url"),
     ({"type": "audio_url", "audio_url": {"url": "file:///etc/passwd"}}, ".audio_url.url"),
     ({"type": "audio_url", "audio_url": {"url": "data:audio/wav,xyz"}}, ".audio_url.url"),
+    (a_file("data:image/png;base64,AAAA"), ".file.file_data"),
+    (a_file("data:application/pdf;base64,AAAA"), ".file.file_data"),
+    (a_file("data:audio/wav;base64,AAAA"), ".file.file_data"),
+    (a_file("data:;base64,AAAA"), ".file.file_data"),
+    (a_file("AAAA"), ".file.file_data"),
+    (a_file(None), ".file.file_data"),
+    ({"type": "file", "file": {"file_id": "file-1"}}, ".file.file_id"),
+    ({"file": "x"}, ".file"),
     ({"type": "text", "text": f"look: {PLACEHOLDER}"}, ".text"),
     ({"type": "text"}, ".text"),
     ({"type": "text", "text": 5}, ".text"),

@@ -49,10 +49,14 @@ def parsed(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
     return seen
 
 
+@pytest.mark.parametrize("is_file", [False, True])
 async def test_vllm_sees_a_handle_in_the_place_of_audio(
-    rig: Rig, parsed: list[dict[str, Any]]
+    rig: Rig, parsed: list[dict[str, Any]], is_file: bool
 ) -> None:
-    response = await rig.chat(content=[audio_part(wav_base64(160))])
+    data = wav_base64(160)
+    given = {"type": "file", "file": {"file_data": f"data:audio/wav;base64,{data}"}}
+
+    response = await rig.chat(content=[given if is_file else audio_part(data)])
 
     # The tiny model of this test reads text only: vLLM says so, which shows that it was asked.
     assert response.status_code == 400
@@ -81,6 +85,10 @@ async def test_vllm_sees_a_handle_in_the_place_of_audio(
         (
             {"type": "image_url", "image_url": {"url": "data:audio/wav;base64,AAAA"}},
             "messages[0].content[0].image_url.url",
+        ),
+        (
+            {"type": "file", "file": {"file_data": f"data:audio/wav;base64,{wav_base64(9000)}"}},
+            "messages[0].content[0].file.file_data",
         ),
         ({"type": "image_url", "image_url": {"url": "file:///etc/passwd"}}, None),
         ({"type": "video_url", "video_url": {"url": "data:video/mp4;base64,AAAA"}}, None),

@@ -26,7 +26,7 @@ from vllm_omni.model_executor.models.qwen2_5_omni.released import RELEASED
 from vllm_omni.model_executor.models.qwen2_5_omni.tiny import TINY, write_speakers
 from vllm_omni.model_executor.models.qwen2_5_omni.token2wav import MEL_CONTEXT, Token2Wav
 
-SEEDS = (0, *(pytest.param(seed, marks=pytest.mark.thorough) for seed in (1, 2)))
+SEEDS = (0, 1, 2)
 RAMPS = ([1], [2], [3], [7], [25], [24, 36])
 BLOCK = 12
 """Codes in a block of the mel network: each becomes two mel frames."""

@@ -113,7 +113,7 @@ class RequestScope:
 class EventStream:
     """Server-sent events of one HTTP request, and what runs behind them."""
 
-    events: AsyncGenerator[str, None]
+    events: AsyncGenerator[str | bytes, None]
     scope: RequestScope
 
 

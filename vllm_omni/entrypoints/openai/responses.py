@@ -54,7 +54,7 @@ class StreamedResponse(StreamingResponse):
 
     def __init__(
         self,
-        content: AsyncGenerator[str, None] | AsyncGenerator[bytes, None],
+        content: AsyncGenerator[str | bytes, None],
         *,
         source: Closable,
         media_type: str,

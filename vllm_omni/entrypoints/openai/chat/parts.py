@@ -13,6 +13,7 @@ from typing import Final
 from vllm_omni.config.pipeline import Modality
 from vllm_omni.entrypoints.openai.media.decode import INPUT_FORMATS
 from vllm_omni.entrypoints.openai.media.loader import MediaSource, source_from_url
+from vllm_omni.entrypoints.openai.media.sources import kind_of_file
 from vllm_omni.errors import BadRequestError, UnsupportedModalityError
 
 _URL_KINDS: Final = {
@@ -30,6 +31,8 @@ _REFUSED_KINDS: Final = {
 }
 """vLLM's further parts, which hold something that was decoded or embedded elsewhere."""
 _MEDIA_KINDS: Final = {"input_audio": Modality.AUDIO} | _URL_KINDS | _REFUSED_KINDS
+_FILE: Final = "file"
+"""A part whose own data say what kind of media it is."""
 _TEXT_KINDS: Final = ("text", "input_text", "output_text", None)
 MAX_MESSAGES: Final = 4096
 """Messages and parts of one request together: each costs time to validate, even an empty one."""
@@ -126,9 +129,11 @@ def _media_source(part: object, path: str, readable: frozenset[Modality]) -> Med
         raise BadRequestError("media are not known by uuid here", field=f"{path}.uuid")
     kind = part.get("type")
     if kind is None:
-        kind = next((name for name in _MEDIA_KINDS if name in part), None)
+        kind = next((name for name in (*_MEDIA_KINDS, _FILE) if name in part), None)
     if kind is not None and not isinstance(kind, str):
         raise BadRequestError("type must be a text", field=f"{path}.type")
+    if kind == _FILE:
+        return _file(part.get(_FILE), f"{path}.{_FILE}", readable)
     modality = _MEDIA_KINDS.get(kind or "")
     if kind is None or modality is None:
         _check_text(part, kind, path)
@@ -158,6 +163,20 @@ def _input_audio(value: object, path: str) -> MediaSource:
             f"format must be one of {', '.join(INPUT_FORMATS)}", field=f"{path}.format"
         )
     return MediaSource(f"{path}.data", base64=data, declared_format=form)
+
+
+def _file(value: object, path: str, readable: frozenset[Modality]) -> MediaSource:
+    if not isinstance(value, dict):
+        raise BadRequestError("file must be {'file_data': ...}", field=path)
+    if value.get("file_id") is not None:
+        raise BadRequestError("no files are kept here; send file_data", field=f"{path}.file_id")
+    data, path = value.get("file_data"), f"{path}.file_data"
+    if not isinstance(data, str):
+        raise BadRequestError("file_data must be a data URL", field=path)
+    kind = kind_of_file(data, path)
+    if kind not in readable:
+        raise UnsupportedModalityError(f"this model does not read {kind} files", field=path)
+    return source_from_url(data, path, kind)
 
 
 def _by_url(value: object, path: str, kind: Modality) -> MediaSource:

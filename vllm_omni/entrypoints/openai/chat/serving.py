@@ -205,7 +205,7 @@ class OmniServingChat(OmniErrorsMixin, OpenAIServingChat):  # type: ignore[misc]
         model_name: str,
         *args: Any,
         **kwargs: Any,
-    ) -> AsyncGenerator[str, None]:
+    ) -> AsyncGenerator[str | bytes, None]:
         """vLLM's events, with audio between them when the answer is spoken."""
         write = super().chat_completion_stream_generator
         if self._spoken is None:

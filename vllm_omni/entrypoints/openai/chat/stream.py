@@ -8,7 +8,6 @@ queue, so order is kept and a slow client holds up the walk instead of growing a
 from __future__ import annotations
 
 import asyncio
-import base64
 import copy
 import dataclasses
 import json
@@ -18,6 +17,7 @@ from collections.abc import AsyncGenerator, Mapping
 from contextlib import aclosing
 from typing import TYPE_CHECKING, Any, Final
 
+from vllm_omni.entrypoints.openai.events import media_event
 from vllm_omni.entrypoints.openai.media.encode import AudioEncoder, AudioFormat, encode_chunk
 from vllm_omni.entrypoints.openai.media.pool import MediaPool
 from vllm_omni.entrypoints.openai.request_scope import RequestStream
@@ -60,7 +60,7 @@ class SpokenAnswer:
         self._heard: set[int] = set()
         """Choices of which there was audio."""
         self._audio_ids = [new_audio_id() for _ in range(num_choices)]
-        self._events: asyncio.Queue[str | None] = asyncio.Queue(_QUEUED_EVENTS)
+        self._events: asyncio.Queue[str | bytes | None] = asyncio.Queue(_QUEUED_EVENTS)
 
     async def text_outputs(self, stream: RequestStream) -> AsyncGenerator[RequestOutput, None]:
         """Text for vLLM's generator. A choice's finish is held back until all audio was sent."""
@@ -78,7 +78,9 @@ class SpokenAnswer:
         if last is not None and held:
             yield _with_outputs(last, [held[index] for index in sorted(held)])
 
-    async def events(self, text_events: AsyncGenerator[str, None]) -> AsyncGenerator[str, None]:
+    async def events(
+        self, text_events: AsyncGenerator[str, None]
+    ) -> AsyncGenerator[str | bytes, None]:
         """All events in order. Closing this closes `text_events` and what feeds it."""
         producing = asyncio.create_task(self._produce(text_events))
         try:
@@ -107,20 +109,24 @@ class SpokenAnswer:
         self._heard.add(index)
         data = await encode_chunk(self._encoders[index], chunk, self._pool)
         if data:
-            await self._send(index, {"data": base64.b64encode(data).decode()})
+            await self._send_data(index, data)
 
     async def _end_audio(self, index: int) -> None:
         if index not in self._heard:
             return  # a file of no samples is no answer
         if data := await encode_chunk(self._encoders[index], None, self._pool):
-            await self._send(index, {"data": base64.b64encode(data).decode()})
+            await self._send_data(index, data)
         # Nothing is kept for later turns: it has expired when it was sent.
-        await self._send(index, {"expires_at": int(time.time())})
+        expiry = self._chunk(index, {"expires_at": int(time.time())})
+        await self._events.put(f"data: {json.dumps(expiry)}\n\n")
 
-    async def _send(self, index: int, audio: Mapping[str, object]) -> None:
+    async def _send_data(self, index: int, data: bytes) -> None:
+        await self._events.put(media_event(self._chunk(index, {"data": ""}), "data", data))
+
+    def _chunk(self, index: int, audio: Mapping[str, object]) -> dict[str, object]:
         delta = {"audio": {"id": self._audio_ids[index], **audio}}
         choice = {"index": index, "delta": delta, "finish_reason": None}
-        await self._events.put(f"data: {json.dumps({**self._envelope, 'choices': [choice]})}\n\n")
+        return {**self._envelope, "choices": [choice]}
 
     def _with_transcript(self, event: str) -> str:
         """The text event with its words as transcript, and as content when text was asked for."""

@@ -6,12 +6,13 @@ the media pool; raw PCM and WAV are copies and stay on the loop.
 
 from __future__ import annotations
 
-import base64
 import io
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from dataclasses import dataclass
 from typing import Any, Final, Protocol
+
+import pybase64
 
 from vllm_omni.entrypoints.openai.media.pool import MediaPool
 from vllm_omni.entrypoints.openai.media.wav import wav_header
@@ -105,7 +106,7 @@ def encode_file(form: AudioFormat, audio: AudioChunk | None) -> bytes:
 
 def encode_base64(form: AudioFormat, audio: AudioChunk | None) -> str:
     """`encode_file` as base64."""
-    return base64.b64encode(encode_file(form, audio)).decode()
+    return pybase64.b64encode_as_string(encode_file(form, audio))
 
 
 async def encode_chunk(encoder: AudioEncoder, chunk: AudioChunk | None, pool: MediaPool) -> bytes:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import base64
 import binascii
 import re
 from dataclasses import dataclass
 from typing import Final
+
+import pybase64
 
 from vllm_omni.config.pipeline import Modality
 from vllm_omni.errors import BadRequestError
@@ -21,6 +22,7 @@ _TYPES: Final = {
     Modality.VIDEO: ("video", "application"),
 }
 """What a data URL may say that an item of this kind is. The bytes decide."""
+_FILE_KINDS: Final = frozenset(kind.value for kind in _TYPES)
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +50,8 @@ def decode_base64(text: str, max_bytes: int, field: str, kind: Modality = Modali
     """The bytes of a strict base64 text."""
     check_base64_size(text, max_bytes, field, kind)
     try:
-        data = base64.b64decode(text, validate=True)
+        # The standard library's decoder would keep all other threads waiting 40 times as long.
+        data = pybase64.b64decode(text, validate=True)
     except (binascii.Error, ValueError):
         # binascii's own text quotes nothing of use; a URL-safe alphabet is the usual mistake.
         raise BadRequestError("not valid base64", field=field) from None
@@ -68,6 +71,21 @@ def split_data_url(url: str, field: str, kind: Modality = Modality.AUDIO) -> str
     if mime and mime.partition("/")[0] not in _TYPES[kind]:
         raise BadRequestError(f"{mime} is not {kind}", field=field)
     return url[match.end() :]
+
+
+def kind_of_file(data_url: str, field: str) -> Modality:
+    """What a file is, by the media type of its data URL."""
+    match = _DATA_URL.match(data_url[:512])
+    if match is None or match["type"] is None:
+        raise BadRequestError(
+            "a file must be a data URL with its media type, as in data:audio/wav;base64,DATA",
+            field=field,
+        )
+    mime = match["type"].lower()
+    main = mime.partition("/")[0]
+    if main not in _FILE_KINDS:
+        raise BadRequestError(f"a file must be audio, image or video, not {mime}", field=field)
+    return Modality(main)
 
 
 def too_large(max_bytes: int, field: str, kind: Modality = Modality.AUDIO) -> BadRequestError:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import base64
 import json
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
@@ -14,6 +13,7 @@ from vllm_omni.config.deploy import ServerLimits
 from vllm_omni.config.pipeline import Task
 from vllm_omni.entrypoints.openai.capabilities import Capabilities
 from vllm_omni.entrypoints.openai.errors import describe
+from vllm_omni.entrypoints.openai.events import media_event
 from vllm_omni.entrypoints.openai.media.encode import (
     SPEECH_FORMATS,
     AudioFormat,
@@ -87,7 +87,7 @@ class SpeechServing:
         """Bytes of one file, as they are made."""
         return encode_stream(speech.chunks, speech.form, self._pool)
 
-    async def events(self, speech: Speech) -> AsyncGenerator[str, None]:
+    async def events(self, speech: Speech) -> AsyncGenerator[str | bytes, None]:
         """`speech.audio.delta` events, then `speech.audio.done`; an error is an event too."""
         encoder = speech.form.encoder()
         duration_s = 0.0
@@ -144,8 +144,8 @@ class SpeechServing:
                     yield output.audio
 
 
-def _delta(data: bytes) -> str:
-    return _event({"type": "speech.audio.delta", "audio": base64.b64encode(data).decode()})
+def _delta(data: bytes) -> bytes:
+    return media_event({"type": "speech.audio.delta", "audio": ""}, "audio", data)
 
 
 def _event(value: dict[str, object]) -> str:
