@@ -29,6 +29,9 @@ class RequestStream:
     ) -> None:
         self._outputs = outputs
         self._first: OmniRequestOutput | None = None
+        self._reader: asyncio.Task[object] | None = None
+        """Who waits for the next output."""
+        self._has_no_reader = asyncio.Event()
         # vLLM's serving expects all choices of a whole answer in one output.
         self._joins_choices = params.n > 1 and params.output_kind is RequestOutputKind.FINAL_ONLY
         self._audio: dict[int, list[AudioChunk]] = {}
@@ -36,15 +39,25 @@ class RequestStream:
     async def prime(self) -> None:
         """Wait for the first output, so that an early error still has a status code."""
         if self._first is None:
-            self._first = await anext(self._outputs, None)
+            self._first = await self._next()
 
     async def outputs(self) -> AsyncGenerator[OmniRequestOutput, None]:
-        async with aclosing(self._outputs) as rest:
+        async with aclosing(self._outputs):
             if self._first is not None:
                 first, self._first = self._first, None
                 yield first
-            async for output in rest:
+            while (output := await self._next()) is not None:
                 yield output
+
+    async def _next(self) -> OmniRequestOutput | None:
+        """The next output; None after the last."""
+        self._reader = asyncio.current_task()
+        self._has_no_reader.clear()
+        try:
+            return await anext(self._outputs, None)
+        finally:
+            self._reader = None
+            self._has_no_reader.set()
 
     async def text_outputs(self) -> AsyncGenerator[RequestOutput, None]:
         """vLLM's outputs alone; audio is collected beside them."""
@@ -70,6 +83,11 @@ class RequestStream:
         return AudioChunk(b"".join(chunk.pcm for chunk in chunks), chunks[0].sample_rate_hz)
 
     async def aclose(self) -> None:
+        """End the request, whoever reads it: of several prompts in one HTTP request one may have
+        failed, and vLLM leaves the readers of the others cancelled but not yet ended."""
+        if self._reader is not None:
+            self._reader.cancel()
+            await self._has_no_reader.wait()
         await self._outputs.aclose()
 
 
