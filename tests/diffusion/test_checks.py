@@ -52,6 +52,13 @@ def test_defaults_fill_what_is_left_open() -> None:
     assert one.guidance_scale == 1.0
 
 
+def test_a_schedule_has_a_shortest_and_a_longest() -> None:
+    bounded = dataclasses.replace(CAPABILITIES, min_steps=2, max_steps=5)
+    for steps in (1, 6):
+        assert refused(Params(num_inference_steps=steps), bounded) == "num_inference_steps"
+    assert made(Params(num_inference_steps=2), bounded).num_inference_steps == 2
+
+
 def test_without_a_seed_no_two_are_alike() -> None:
     assert made().seed != made().seed
     assert made(Params(seed=5)).seed == 5

@@ -111,9 +111,10 @@ def _check_params(params: OmniDiffusionSamplingParams, capabilities: Capabilitie
     if params.num_outputs_per_prompt != 1:
         raise BadRequestError("one request is one output here", field="n")
     steps = params.num_inference_steps
-    if steps is not None and steps > capabilities.max_steps:
+    least, most = capabilities.min_steps, capabilities.max_steps
+    if steps is not None and not least <= steps <= most:
         raise BadRequestError(
-            f"num_inference_steps must be at most {capabilities.max_steps}, got {steps}",
+            f"this model takes {least} to {most} num_inference_steps, got {steps}",
             field="num_inference_steps",
         )
 

@@ -52,6 +52,7 @@ class Capabilities:
     max_frames: int = 1
     frames_multiple: int = 1
     """`num_frames - 1` must be a multiple of it (4 for Wan)."""
+    min_steps: int = 1
     max_steps: int = 1000
     min_images: int = 0
     """Input images a request must bring; 1 for edit models and image to video."""

@@ -7,6 +7,8 @@ from pathlib import Path
 from vllm_omni.diffusion.models.interface import Capabilities, ExecutionMode
 
 _PARAMS = frozenset({"true_cfg_scale", "negative_prompt", "lora"})
+_MIN_STEPS = 2
+"""The schedule is stretched between its first and last step: it has none for one alone."""
 
 
 def text_to_image(model_dir: Path) -> Capabilities:
@@ -22,6 +24,7 @@ def text_to_image(model_dir: Path) -> Capabilities:
             "max_sequence_length": 512,
         },
         size_multiple=16,
+        min_steps=_MIN_STEPS,
         has_preview=True,
         loads_lora=True,
     )
@@ -37,6 +40,7 @@ def edit(model_dir: Path) -> Capabilities:
             "true_cfg_scale": 4.0,
         },
         size_multiple=16,
+        min_steps=_MIN_STEPS,
         min_images=1,
         max_images=1,
         has_preview=True,
