@@ -49,6 +49,11 @@ def test_the_runner_has_the_hooks_that_we_wrap(name: str, first: list[str]) -> N
     assert overridden or name == "get_kv_cache_spec"
 
 
+def test_the_runner_looks_up_embeddings_where_its_buffer_says_so() -> None:
+    source = inspect.getsource(GPUModelRunner._preprocess)
+    assert "is_token_ids = self.is_token_ids.np[:num_scheduled_tokens]" in source
+
+
 def test_our_hooks_come_first_on_the_cpu() -> None:
     assert StageCPURunner.__mro__.index(StageRunnerMixin) < StageCPURunner.__mro__.index(
         CPUModelRunner

@@ -141,6 +141,13 @@ def test_requests_it_does_not_know_keep_their_inputs(inputs: ConditionedInputs) 
     assert filled(inputs, Scheduled("plain", 0, 2), Scheduled("a", 0, 2)) == [-7, -7, 1, 2]
 
 
+def test_rows_that_are_filled_are_no_token_ids(inputs: ConditionedInputs) -> None:
+    inputs.update([("a", begin(1, 2))])
+    is_token_id = np.ones(5, dtype=bool)
+    inputs.disclaim(is_token_id, [Scheduled("b", 0, 1), Scheduled("a", 0, 2), Scheduled("c", 0, 1)])
+    assert is_token_id.tolist() == [True, False, False, True, True]
+
+
 def test_what_was_not_sampled_is_not_kept(inputs: ConditionedInputs) -> None:
     inputs.update([("a", begin(1, 2)), ("b", begin(3))])
     inputs.keep(torch.tensor([[10.0], [20.0], [30.0]]), [None, ("b", 1), ("plain", 4)])

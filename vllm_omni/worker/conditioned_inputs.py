@@ -97,6 +97,14 @@ class ConditionedInputs:
         request = self._requests.get(request_id)
         return request.positions if request is not None else None
 
+    def disclaim(self, is_token_id: np.ndarray, batch: Sequence[Scheduled]) -> None:
+        """Say of the step's rows that are filled here that they are no token ids."""
+        row = 0
+        for part in batch:
+            if part.request_id in self._requests:
+                is_token_id[row : row + part.count] = False
+            row += part.count
+
     def fill(self, inputs: torch.Tensor, batch: Sequence[Scheduled]) -> None:
         """Write the step's inputs, in place: the buffer is the one that graphs read."""
         num_rows = sum(part.count for part in batch)

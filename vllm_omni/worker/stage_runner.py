@@ -133,10 +133,14 @@ class StageRunnerMixin:
         req_state.mrope_position_delta = int(positions.max()) + 1 - positions.shape[1]
 
     def _preprocess(self, scheduler_output: Any, *args: Any, **kwargs: Any) -> Any:
+        if self._inputs is None:
+            return super()._preprocess(scheduler_output, *args, **kwargs)  # type: ignore[misc]
+        scheduled = self._scheduled(scheduler_output)
+        # Else vLLM looks up embeddings of tokens that are never read.
+        self._inputs.disclaim(self.is_token_ids.np, scheduled)  # type: ignore[attr-defined]
         result = super()._preprocess(scheduler_output, *args, **kwargs)  # type: ignore[misc]
-        if self._inputs is not None:
-            assert result[1] is not None, "a conditioned stage reads embeddings"
-            self._inputs.fill(result[1], self._scheduled(scheduler_output))
+        assert result[1] is not None, "a conditioned stage reads embeddings"
+        self._inputs.fill(result[1], scheduled)
         return result
 
     def _scheduled(self, scheduler_output: Any) -> list[Scheduled]:
