@@ -34,10 +34,14 @@ class Starts:
     def __init__(self, num_expected: int) -> None:
         self.running: list[str] = []
         self.most = 0
+        self.ignored = ""
+        """A stage that is not counted."""
         self._num_expected = num_expected
         self._all = asyncio.Event()
 
     async def __call__(self, spec: ReplicaSpec) -> None:
+        if spec.stage == self.ignored:
+            return
         self.running.append(spec.name)
         self.most = max(self.most, len(self.running))
         if len(self.running) == self._num_expected:
@@ -80,13 +84,25 @@ def test_a_program_that_ends_without_shutdown_stops_its_replicas(
     end()
 
 
-def test_replicas_on_the_same_accelerator_start_one_after_another() -> None:
-    devices = {"s0": ("cuda:0",), "s1": ("cuda:0", "cuda:0")}
-    config = fake_config(chain_pipeline(2), [1, 2], devices=devices)
+def test_replicas_that_measure_an_accelerator_start_one_after_another() -> None:
+    devices = {"s0": ("cuda:0", "cuda:0"), "s1": ("cuda:0",), "s2": ("cuda:1",)}
+    config = fake_config(chain_pipeline(3), [2, 1, 1], devices=devices)
     starts = Starts(num_expected=1)
-    engine, _ = engine_of(config, FakeLauncher(clients_for(1, 2), on_start=starts))
+    starts.ignored = "s2"  # a one-shot stage, and elsewhere
+    engine, _ = engine_of(config, FakeLauncher(clients_for(2, 1, 1), on_start=starts))
     engine.start().result(timeout=10)
     assert starts.most == 1
+    engine.shutdown()
+
+
+def test_replicas_that_know_their_memory_share_an_accelerator_at_once() -> None:
+    devices = {"s0": ("cuda:0",), "s1": ("cuda:0",), "s2": ("cuda:0",)}
+    known = {"engine_args": {"kv_cache_memory_bytes": 1 << 30}}
+    config = fake_config(chain_pipeline(3), devices=devices, deploy=known)
+    starts = Starts(num_expected=3)
+    engine, _ = engine_of(config, FakeLauncher(clients_for(1, 1, 1), on_start=starts))
+    engine.start().result(timeout=10)
+    assert starts.most == 3
     engine.shutdown()
 
 

@@ -234,11 +234,15 @@ async def test_the_field_is_the_one_that_a_message_names_first(
         ("/v1/responses", {"input": "word " * 400}, "input"),
         ("/v1/chat/completions", say("word " * 400), "messages"),
         ("/v1/chat/completions", say("word " * 50_000), "messages"),
-        ("/v1/chat/completions", say([{"type": "file", "file": {"file_id": "x"}}]), "messages"),
+        (
+            "/v1/chat/completions",
+            say([{"type": "file", "file": {"file_id": "x"}}]),
+            "messages[0].content[0].file.file_id",
+        ),
         ("/v1/chat/completions/batch", {"messages": [say("word " * 400)["messages"]]}, "messages"),
     ],
 )
-async def test_a_prompt_that_is_too_long_has_the_name_that_the_request_gives_it(
+async def test_what_is_refused_in_a_prompt_has_the_name_that_the_request_gives_it(
     rig: Rig, url: str, body: dict[str, Any], field: str
 ) -> None:
     response = await rig.http.post(url, json={"model": MODEL, **body})
