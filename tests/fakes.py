@@ -305,6 +305,7 @@ class FakeLauncher:
                 num_threads=1,
                 max_batch_size=8,
                 start_timeout_s=10.0,
+                engine_args=stage.deploy.engine_args,
             )
             for stage in config.stages
             for replica_id in range(stage.deploy.num_replicas)
