@@ -56,7 +56,7 @@ class _Decoder(Qwen3MoeModel):
         intermediate_tensors: IntermediateTensors | None = None,
         inputs_embeds: torch.Tensor | None = None,
     ) -> Any:
-        # Named, since a compiled function may have no closure.
+        # Not `super()`, a closure: vLLM loads what it compiled with the globals of this alone.
         return Qwen3MoeModel.forward(
             self, input_ids, positions, intermediate_tensors, inputs_embeds
         )
