@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import io
+import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -34,10 +35,29 @@ SENTENCES = (
     "Thank you very much for your help. I hope to see you again soon.",
 )
 
+TOOLS = ["--enable-auto-tool-choice", "--tool-call-parser", "hermes"]
+WEATHER = {
+    "type": "function",
+    "function": {
+        "name": "get_weather",
+        "description": "weather of a city",
+        "strict": True,  # else vLLM leaves the arguments free, and so small a model writes none
+        "parameters": {
+            "type": "object",
+            "properties": {
+                "city": {"type": "string", "maxLength": 20},
+                "unit": {"type": "string", "enum": ["C", "F"]},
+            },
+            "required": ["city", "unit"],
+        },
+    },
+}
+
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    with serve(demo_model_dir(), tmp_path_factory.mktemp("served") / "server.log", []) as server:
+    log = tmp_path_factory.mktemp("served") / "server.log"
+    with serve(demo_model_dir(), log, TOOLS) as server:
         yield server
 
 
@@ -162,3 +182,28 @@ def test_our_recogniser_agrees_with_the_independent_one(
     theirs = recogniser(*soundfile.read(io.BytesIO(sound), dtype="float32"))
 
     assert word_error_rate([theirs], [ours]) <= MAX_WORD_ERROR_RATE, (theirs, ours)
+
+
+@pytest.mark.parametrize(
+    "choice", ["required", {"type": "function", "function": {"name": "get_weather"}}]
+)
+def test_a_tool_is_called_as_in_vllm(client: Any, model: str, choice: Any) -> None:
+    asked = {
+        "model": model,
+        "messages": [{"role": "user", "content": "What is the weather in Paris?"}],
+        "tools": [WEATHER],
+        "tool_choice": choice,
+        "temperature": 0,
+        "max_tokens": 80,
+    }
+    (call,) = client.chat.completions.create(**asked).choices[0].message.tool_calls
+    name = arguments = ""
+    for event in client.chat.completions.create(**asked, stream=True):
+        for delta in (event.choices[0].delta.tool_calls or []) if event.choices else []:
+            name += delta.function.name or ""
+            arguments += delta.function.arguments or ""
+
+    assert (call.function.name, name) == ("get_weather", "get_weather")
+    whole = json.loads(call.function.arguments)
+    assert set(whole) == {"city", "unit"}
+    assert json.loads(arguments) == whole
