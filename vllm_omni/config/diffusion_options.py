@@ -24,7 +24,8 @@ class DiffusionEngineArgs:
     """False: compile the denoiser's repeated blocks. True: do not. None: compile on a GPU, unless
     weights are offloaded."""
     attention_backend: str | None = None
-    """Attention implementation of the denoiser, by diffusers' name; None: the model's own."""
+    """Attention implementation of the denoiser, by diffusers' name (`native`: torch's). None:
+    FlashAttention 3 where vLLM has it for the device, else the model's own."""
     vae_tiling: Literal["auto", "on", "off"] = "auto"
     """Decode in tiles, which blend at their borders. `auto`: only when memory ran out."""
     vae_slicing: Literal["on", "off"] = "off"

@@ -34,7 +34,7 @@ class Attachments:
             ConfigError: the model or the device cannot do it.
         """
         check_offload(args, device)
-        set_attention_backend(components.denoisers, args.attention_backend)
+        set_attention_backend(components.denoisers, args.attention_backend, device)
         self._vae = VaeMode(components.vae, args.vae_tiling, args.vae_slicing)
         self._lora = LoraSwitch(components, args.lora_modules)
         self._step_cache: StepCache | None = None
