@@ -55,6 +55,9 @@ class FakePlatform:
     def child_env(self, devices: tuple[str, ...]) -> dict[str, str]:
         return {}
 
+    def yielding_env(self) -> dict[str, str]:
+        return {}
+
     def default_devices(self, replica: int, world_size: int) -> tuple[str, ...]:
         names = [name for name, _ in self.memory]
         first = replica * world_size % len(names)

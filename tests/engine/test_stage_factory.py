@@ -127,3 +127,15 @@ async def test_what_cannot_be_spoken_names_its_field(
         await voice.prepare("r", prompt, params, options)
 
     assert refusal.value.field == field
+
+
+@pytest.mark.parametrize(
+    ("device", "env"), [("cuda:0", {"CUDA_MPS_CLIENT_PRIORITY": "1"}), ("cpu", {})]
+)
+def test_a_stage_that_yields_its_device_is_a_client_of_low_priority(
+    device: str, env: dict[str, str]
+) -> None:
+    config = config_of(devices=(device,), yields_device=True)
+    yielding, other, _ = replica_specs(config)
+
+    assert (yielding.env, other.env) == (env, {})

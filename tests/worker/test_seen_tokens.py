@@ -23,7 +23,7 @@ def by_vllm(logits: torch.Tensor, said: list[list[int]], penalties: list[float])
 
 def test_steps_of_a_changing_batch_are_penalised_as_vllm_does() -> None:
     torch.manual_seed(0)
-    seen = SeenTokens(VOCABULARY, CPU)
+    seen = SeenTokens(VOCABULARY, 32, CPU)
     said: dict[str, list[int]] = {"a": [1, 2, 2], "b": [7], "c": []}
     penalties = {"a": 1.3, "b": 0.8, "c": 1.0}
     for name in ("a", "b"):
@@ -41,7 +41,7 @@ def test_steps_of_a_changing_batch_are_penalised_as_vllm_does() -> None:
 
 
 def test_a_step_that_only_read_marks_nothing() -> None:
-    seen = SeenTokens(VOCABULARY, CPU)
+    seen = SeenTokens(VOCABULARY, 32, CPU)
     seen.add("a", [], 2.0)
     seen.add("b", [], 2.0)
     seen.note(torch.tensor([3, 3]), ["a", "b"], [False, True])
@@ -52,7 +52,7 @@ def test_a_step_that_only_read_marks_nothing() -> None:
 
 
 def test_a_row_that_is_used_again_remembers_nothing() -> None:
-    seen = SeenTokens(VOCABULARY, CPU)
+    seen = SeenTokens(VOCABULARY, 32, CPU)
     for i in range(100):  # more than there are rows at first, and some stay
         seen.add(f"r{i}", [5], 2.0)
         if i % 3:
@@ -63,7 +63,7 @@ def test_a_row_that_is_used_again_remembers_nothing() -> None:
 
 
 def test_without_penalties_logits_are_left_alone() -> None:
-    seen = SeenTokens(VOCABULARY, CPU)
+    seen = SeenTokens(VOCABULARY, 32, CPU)
     logits = torch.randn(2, VOCABULARY, dtype=torch.bfloat16)
     assert seen.penalised(logits, ["a", "b"]) is logits
     seen.note(torch.tensor([1, 2]), ["a", "b"], [True, True])

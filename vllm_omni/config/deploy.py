@@ -20,6 +20,9 @@ class StageDeploy:
     """CPU threads of one replica; None: the platform decides."""
     memory_fraction: float | None = None
     """Share of the device's memory a replica may take; added up per device before loading."""
+    yields_device: bool = False
+    """Work of the other stages on its device goes first. Means something on NVIDIA GPUs where MPS
+    runs, which has clients of two priorities; elsewhere nothing."""
     max_batch_size: int = 8
     """ONE_SHOT and DIFFUSION: requests that share a forward. AUTOREGRESSIVE: `max_num_seqs`."""
     start_timeout_s: float = 300.0

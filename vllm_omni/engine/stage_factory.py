@@ -15,6 +15,7 @@ from vllm_omni.engine.replica_spec import ReplicaSpec
 from vllm_omni.engine.speech_preparer import SpeechPreparer
 from vllm_omni.engine.stage_client import StageClient, StagePreparer
 from vllm_omni.errors import ConfigError
+from vllm_omni.platforms import platform_of
 
 
 def replica_specs(config: ResolvedConfig) -> list[ReplicaSpec]:
@@ -31,6 +32,7 @@ def _replica_spec(config: ResolvedConfig, stage: ResolvedStage, replica_id: int)
     assert len(deploy.devices) == deploy.num_replicas, "placement gives every replica its devices"
     assert deploy.num_threads is not None, "placement gives every replica its threads"
     streams = [edge for edge in config.pipeline.edges if edge.streams]
+    devices = split_devices(deploy.devices[replica_id])
     return ReplicaSpec(
         stage=name,
         stage_id=stage.stage_id,
@@ -38,11 +40,12 @@ def _replica_spec(config: ResolvedConfig, stage: ResolvedStage, replica_id: int)
         kind=stage.config.kind,
         model_dir=stage.model_dir,
         model_class=stage.config.model_class,
-        devices=split_devices(deploy.devices[replica_id]),
+        devices=devices,
         num_threads=deploy.num_threads,
         max_batch_size=deploy.max_batch_size,
         start_timeout_s=deploy.start_timeout_s,
         engine_args=deploy.engine_args,
+        env=platform_of(devices[0]).yielding_env() if deploy.yields_device else {},
         has_sources=any(edge.target == name for edge in streams),
         bridges=tuple(edge.bridge for edge in streams if edge.target == name),
         has_targets=any(edge.source == name for edge in streams),

@@ -38,6 +38,9 @@ class Platform(Protocol):
     def child_env(self, devices: tuple[str, ...]) -> dict[str, str]:
         """Variables that confine a replica's process to its devices."""
 
+    def yielding_env(self) -> dict[str, str]:
+        """Variables by which a process lets others of its device go first, as far as it can."""
+
     def default_devices(self, replica: int, world_size: int) -> tuple[str, ...]:
         """Devices of the n-th replica of this host when the operator names none."""
 

@@ -26,6 +26,9 @@ class CpuPlatform:
         # vLLM would bind each rank to a memory node of its own and refuse to start with fewer.
         return {_BIND: "nobind"}
 
+    def yielding_env(self) -> dict[str, str]:
+        return {}
+
     def default_devices(self, replica: int, world_size: int) -> tuple[str, ...]:
         return ("cpu",) * world_size
 

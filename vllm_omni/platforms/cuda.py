@@ -30,6 +30,9 @@ class CudaPlatform:
         known = visible.split(",") if visible else None
         return {_VISIBLE: ",".join(_physical(name, known) for name in devices)}
 
+    def yielding_env(self) -> dict[str, str]:
+        return {"CUDA_MPS_CLIENT_PRIORITY": "1"}  # below normal
+
     def default_devices(self, replica: int, world_size: int) -> tuple[str, ...]:
         names = [device.name for device in self.devices()]
         first = replica * world_size % max(1, len(names))

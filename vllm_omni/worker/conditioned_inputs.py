@@ -108,7 +108,8 @@ class ConditionedInputs:
     def fill(self, inputs: torch.Tensor, batch: Sequence[Scheduled]) -> None:
         """Write the step's inputs, in place: the buffer is the one that graphs read."""
         num_rows = sum(part.count for part in batch)
-        base, conditions = np.empty((2, num_rows), dtype=np.int64)
+        places = np.empty((2, num_rows), dtype=np.int64)
+        base, conditions = places
         targets: list[Indices] = []
         row = filled = 0
         for part in batch:
@@ -121,9 +122,8 @@ class ConditionedInputs:
             row += part.count
         if not filled:
             return
-        made = self._model.inputs(
-            self._pool.read(base[:filled]), self._pool.read(conditions[:filled])
-        ).to(inputs.dtype)
+        rows = self._pool.read(places[:, :filled].reshape(-1))
+        made = self._model.inputs(rows[:filled], rows[filled:]).to(inputs.dtype)
         if filled == num_rows:
             inputs[:num_rows] = made
         else:

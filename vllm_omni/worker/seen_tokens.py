@@ -13,7 +13,6 @@ from typing import Final
 
 import torch
 
-_FIRST_ROWS: Final = 32
 _SCRATCH: Final = 0
 """The row of requests without a penalty, and of steps that sampled nothing."""
 
@@ -30,29 +29,31 @@ class _Batch:
 
 
 class SeenTokens:
-    """B requests, V tokens."""
+    """B requests, V tokens. Begins with room for `max_requests`; more come with preemption."""
 
-    def __init__(self, vocab_size: int, device: torch.device) -> None:
+    def __init__(self, vocab_size: int, max_requests: int, device: torch.device) -> None:
         self._device = device
-        self._seen = torch.zeros(_FIRST_ROWS, vocab_size, dtype=torch.bool, device=device)
-        self._free = list(range(_FIRST_ROWS - 1, _SCRATCH, -1))
+        num_rows = max_requests + 1
+        self.table = torch.zeros(num_rows, vocab_size, dtype=torch.bool, device=device)
+        """`[rows, V]`: another tensor after it had to grow."""
+        self._free = list(range(num_rows - 1, _SCRATCH, -1))
         self._rows: dict[str, int] = {}
         self._penalties: dict[str, float] = {}
         self._batch: _Batch | None = None
 
     def __repr__(self) -> str:
-        return f"<SeenTokens requests={len(self._rows)} rows={self._seen.shape[0]}>"
+        return f"<SeenTokens requests={len(self._rows)} rows={self.table.shape[0]}>"
 
     def add(self, request_id: str, prompt: Sequence[int], penalty: float) -> None:
         """Watch a request; the tokens of its prompt count."""
         if not self._free:
-            num_rows = self._seen.shape[0]
-            self._seen = torch.cat([self._seen, torch.zeros_like(self._seen)])
+            num_rows = self.table.shape[0]
+            self.table = torch.cat([self.table, torch.zeros_like(self.table)])
             self._free += range(2 * num_rows - 1, num_rows - 1, -1)
         self._rows[request_id] = row = self._free.pop()
         self._penalties[request_id] = penalty
-        self._seen[row] = False
-        self._seen[row, sorted(set(prompt))] = True
+        self.table[row] = False
+        self.table[row, sorted(set(prompt))] = True
         self._batch = None
 
     def finish(self, request_ids: Iterable[str]) -> None:
@@ -68,10 +69,8 @@ class SeenTokens:
         """Logits `[B, V]` of these requests, in float32, as transformers penalises them."""
         if not self._rows:
             return logits
-        batch = self._in_order(request_ids)
-        logits = logits.float()
-        scale = torch.where(self._seen.index_select(0, batch.rows), batch.penalties, 1.0)
-        return torch.where(logits > 0, logits / scale, logits * scale)
+        rows, penalties = self.in_order(request_ids)
+        return penalised(logits, self.table.index_select(0, rows), penalties)
 
     def note(
         self, token_ids: torch.Tensor, request_ids: Sequence[str], has_sampled: Sequence[bool]
@@ -79,21 +78,28 @@ class SeenTokens:
         """Mark what each request has sampled: `[B]`."""
         if not self._rows:
             return
-        batch = self._in_order(request_ids)
-        rows = batch.rows
+        rows, _ = self.in_order(request_ids)
         if not all(has_sampled):
             rows = rows.masked_fill(self._on_device(~torch.tensor(has_sampled)), _SCRATCH)
-        self._seen[rows, token_ids.long()] = True
+        self.table[rows, token_ids.long()] = True
 
-    def _in_order(self, request_ids: Sequence[str]) -> _Batch:
+    def in_order(self, request_ids: Sequence[str]) -> tuple[torch.Tensor, torch.Tensor]:
+        """Rows `[B]` and penalties `[B, 1]` of requests, 1 for those not watched."""
         wanted = tuple(request_ids)
         if self._batch is None or self._batch.request_ids != wanted:
             rows = torch.tensor([self._rows.get(one, _SCRATCH) for one in wanted])
             penalties = torch.tensor([[self._penalties.get(one, 1.0)] for one in wanted])
             self._batch = _Batch(wanted, self._on_device(rows), self._on_device(penalties))
-        return self._batch
+        return self._batch.rows, self._batch.penalties
 
     def _on_device(self, values: torch.Tensor) -> torch.Tensor:
         if self._device.type == "cpu":
             return values
         return values.pin_memory().to(self._device, non_blocking=True)
+
+
+def penalised(logits: torch.Tensor, is_seen: torch.Tensor, penalties: torch.Tensor) -> torch.Tensor:
+    """Logits `[B, V]` in float32, those of seen tokens made less likely by `penalties` `[B, 1]`."""
+    logits = logits.float()
+    scale = torch.where(is_seen, penalties, 1.0)
+    return torch.where(logits > 0, logits / scale, logits * scale)

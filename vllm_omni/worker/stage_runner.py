@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
+from vllm.v1.outputs import SamplerOutput
 
 from vllm_omni.config.pipeline import CaptureScope
 from vllm_omni.core.conditioning import KIND_POSITIONS, REPETITION_KEY
@@ -20,6 +21,7 @@ from vllm_omni.core.token_streams import targets_of
 from vllm_omni.worker.capture import Captured, Spans, StateCapture, spans_of
 from vllm_omni.worker.conditioned_inputs import ConditionedInputs, Scheduled
 from vllm_omni.worker.conditioned_model import SampledBatch
+from vllm_omni.worker.plain_draws import PlainDraws
 from vllm_omni.worker.seen_tokens import SeenTokens
 from vllm_omni.worker.stage_options import StageOptions
 from vllm_omni.worker.step_output import CodesOnTheWay, PendingStep, with_payloads
@@ -40,8 +42,11 @@ class StageRunnerMixin:
         self._is_conditioned = options.is_conditioned
         self._inputs: ConditionedInputs | None = None
         self._seen: SeenTokens | None = None
+        self._draws: PlainDraws | None = None
         self._step: Any = None
         """The state of the step that is being sampled."""
+        self._parts: list[Scheduled] = []
+        """What that step read of each request, by row of the batch."""
         self._codes: torch.Tensor | None = None
         self._num_sent: dict[str, int] = {}
         """Positions whose rows have left, by request that has rows to send."""
@@ -60,8 +65,10 @@ class StageRunnerMixin:
             )
             self._seen = SeenTokens(
                 self.model_config.get_vocab_size(),  # type: ignore[attr-defined]
+                self.max_num_reqs,  # type: ignore[attr-defined]
                 self.device,  # type: ignore[attr-defined]
             )
+            self._draws = PlainDraws(self._seen)
 
     def reload_weights(self, *args: Any, **kwargs: Any) -> None:
         super().reload_weights(*args, **kwargs)  # type: ignore[misc]
@@ -97,6 +104,8 @@ class StageRunnerMixin:
         if self._inputs is not None:
             with torch.inference_mode():
                 self.get_model().warm_up(self.max_num_reqs)  # type: ignore[attr-defined]
+                assert self._draws is not None, "made with the inputs"
+                self._draws.capture(self.max_num_reqs)  # type: ignore[attr-defined]
         return taken
 
     def _update_states(self, scheduler_output: Any) -> Any:
@@ -157,11 +166,11 @@ class StageRunnerMixin:
         self._step = step = self.execute_model_state  # type: ignore[attr-defined]
         if step is None:
             return super().sample_tokens(grammar_output)  # type: ignore[misc]
-        scheduled = self._scheduled(step.scheduler_output)
+        self._parts = self._scheduled(step.scheduler_output)
         if self._capture is not None:
             self._keep_rows(step)
         output = super().sample_tokens(grammar_output)  # type: ignore[misc]
-        pending = self._pending(scheduled)
+        pending = self._pending(self._parts)
         self._step = self._codes = None
         return with_payloads(output, pending)
 
@@ -173,14 +182,31 @@ class StageRunnerMixin:
 
     def _sample(self, logits: Any, spec_decode_metadata: Any) -> Any:
         request_ids = self.input_batch.req_ids  # type: ignore[attr-defined]
-        if self._seen is not None and self._step is not None and logits is not None:
-            logits = self._seen.penalised(logits, request_ids)
-        sampled = super()._sample(logits, spec_decode_metadata)  # type: ignore[misc]
+        sampled = None
+        if self._step is not None and logits is not None and spec_decode_metadata is None:
+            sampled = self._plainly_sampled(logits, request_ids)
+        if sampled is None:
+            if self._seen is not None and self._step is not None and logits is not None:
+                logits = self._seen.penalised(logits, request_ids)
+            sampled = super()._sample(logits, spec_decode_metadata)  # type: ignore[misc]
         if self._inputs is not None and self._seen is not None and self._step is not None:
             token_ids, positions = sampled.sampled_token_ids[:, 0], self._sampled_positions()
             self._seen.note(token_ids, request_ids, [at is not None for at in positions])
             self._run_after_sampling(self._inputs, token_ids, positions)
         return sampled
+
+    def _plainly_sampled(
+        self, logits: torch.Tensor, request_ids: Sequence[str]
+    ) -> SamplerOutput | None:
+        if self._draws is None:
+            return None
+        metadata = self.input_batch.sampling_metadata  # type: ignore[attr-defined]
+        tokens = self._draws.draw(logits, metadata, request_ids)
+        if tokens is None:
+            return None
+        # A copy: a graph writes its results at one place in every step.
+        ids = tokens.to(torch.int32).unsqueeze(-1)
+        return SamplerOutput(sampled_token_ids=ids, logprobs_tensors=None)
 
     def _run_after_sampling(
         self,
@@ -207,7 +233,7 @@ class StageRunnerMixin:
         discarded = self.discard_request_mask.np  # type: ignore[attr-defined]
         return [
             None if discarded[row] else (part.request_id, part.first + part.count)
-            for row, part in enumerate(self._scheduled(self._step.scheduler_output))
+            for row, part in enumerate(self._parts)
         ]
 
     def _pending(self, scheduled: Sequence[Scheduled]) -> PendingStep:
