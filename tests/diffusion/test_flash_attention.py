@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+from diffusers import FluxTransformer2DModel
 from diffusers.models.attention_dispatch import dispatch_attention_fn
 
 from vllm_omni.diffusion.accelerations import flash_attention
@@ -81,6 +82,15 @@ def test_what_the_kernel_does_not_do_is_left_to_torch(monkeypatch: pytest.Monkey
     halves = tensors()
     made = flash_attention.attention(*halves, by_query)
     torch.testing.assert_close(made.float(), by_torch(*halves, by_query), atol=2e-2, rtol=2e-2)
+
+
+def test_a_denoiser_is_asked_whether_it_takes_the_kernel() -> None:
+    denoiser = FluxTransformer2DModel(
+        num_layers=1, num_single_layers=1, attention_head_dim=8, num_attention_heads=1
+    )
+    assert not flash_attention.is_used_in(denoiser)
+    assert flash_attention.use_in(denoiser) == 2
+    assert flash_attention.is_used_in(denoiser)
 
 
 def test_a_cpu_keeps_the_models_own_attention() -> None:

@@ -40,11 +40,21 @@ def use_in(denoiser: torch.nn.Module) -> int:
     models of the process.
     """
     _AttentionBackendRegistry.register(NAME)(attention)
+    processors = _dispatching(denoiser)
+    for processor in processors:
+        processor._attention_backend = NAME
+    return len(processors)
+
+
+def is_used_in(denoiser: torch.nn.Module) -> bool:
+    """Whether the denoiser's attention takes the kernel, so that a mask of keys costs little."""
+    return any(processor._attention_backend == NAME for processor in _dispatching(denoiser))
+
+
+def _dispatching(denoiser: torch.nn.Module) -> list[Any]:
+    """What computes attention in the denoiser by way of the dispatcher."""
     processors = (getattr(module, "processor", None) for module in denoiser.modules())
-    dispatching = [one for one in processors if hasattr(one, "_attention_backend")]
-    for processor in dispatching:
-        processor._attention_backend = NAME  # type: ignore[union-attr]
-    return len(dispatching)
+    return [one for one in processors if hasattr(one, "_attention_backend")]
 
 
 def attention(

@@ -124,6 +124,10 @@ class StepPipeline(Protocol):
     def __init__(self, context: PipelineContext) -> None:
         """Load. Raises ConfigError or OSError with one clear line."""
 
+    def prepare_for_compiler(self) -> None:
+        """Called once where the denoisers' blocks will be compiled: put what the compiler takes in
+        place of what it would leave to single kernels. Results may differ by rounding."""
+
     def conditioning_key(self, request: DiffusionRequest) -> Hashable:
         """Everything `encode` reads of a request: equal keys mean equal conditioning. Texts as they
         are, images by a cryptographic digest."""

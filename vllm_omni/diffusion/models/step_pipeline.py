@@ -128,6 +128,9 @@ class StepwisePipeline(ABC):
     def decode_latents(self, state: Any, latents: torch.Tensor) -> torch.Tensor:
         """Latents to pixels in [-1, 1]: [3, height, width] or [3, frames, height, width]."""
 
+    def prepare_for_compiler(self) -> None:  # noqa: B027 - nothing is an answer
+        """Nothing, where the reference's blocks compile well."""
+
     def text_length_of(self, request: DiffusionRequest) -> int:
         """Most tokens of a text that the encoder keeps.
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Callable
-from typing import Final
+from typing import Final, cast
 
 from vllm_omni.config.diffusion_options import DiffusionEngineArgs
 from vllm_omni.diffusion.models.interface import (
@@ -49,6 +49,8 @@ class Worker:
         self.attachments = attachments = Attachments(
             self.pipeline.components, self.capabilities, args, device.name
         )
+        if attachments.compiles and self.capabilities.mode is ExecutionMode.STEP:
+            cast(StepPipeline, self.pipeline).prepare_for_compiler()
         self.max_batch_size = min(spec.max_batch_size, attachments.max_batch_size or MAX_BATCH_SIZE)
         self.max_prepared = args.max_prepared or 2 * self.max_batch_size
         self.runner = make_runner(spec.stage, self.pipeline, device, attachments, args)

@@ -10,8 +10,10 @@ import PIL.Image
 import torch
 from diffusers.pipelines.qwenimage import pipeline_qwenimage_edit
 
+from vllm_omni.diffusion.accelerations import flash_attention
 from vllm_omni.diffusion.models.interface import Capabilities, DenoiseState, PipelineContext
 from vllm_omni.diffusion.models.qwen_image import capabilities
+from vllm_omni.diffusion.models.qwen_image.rotary import use_real_numbers
 from vllm_omni.diffusion.models.step_pipeline import (
     Conditioning,
     Row,
@@ -27,8 +29,9 @@ from vllm_omni.diffusion.request import DiffusionRequest
 TEXT: Final = "encoder_hidden_states"
 PICTURE: Final = "picture"
 MAX_PADDED_TOKENS: Final = 2048
-"""Latent tokens of a row up to which texts of different lengths share a forward, padded; of the
-measured sizes 512x512 (1,024 tokens) is faster so and 1024x1024 (4,096) slower."""
+"""Latent tokens of a row up to which texts of different lengths share a forward, padded, where
+torch's attention takes the mask: of the measured sizes 512x512 (1,024 tokens) is faster so and
+1024x1024 (4,096) slower. FlashAttention 3 has no such bound."""
 INPUT_PIXELS: Final = 1024 * 1024
 """The input picture is scaled to about so many, whatever comes out."""
 
@@ -42,6 +45,9 @@ class QwenImage(StepwisePipeline):
     @staticmethod
     def describe(context: PipelineContext) -> Capabilities:
         return capabilities.text_to_image(context.model_dir)
+
+    def prepare_for_compiler(self) -> None:
+        use_real_numbers(self.reference.transformer)
 
     def is_guided(self, request: DiffusionRequest) -> bool:
         return (request.true_cfg_scale or 0.0) > 1 and request.negative_prompt is not None
@@ -83,7 +89,9 @@ class QwenImage(StepwisePipeline):
     def parts(self, states: Sequence[Any], rows: list[Row]) -> Sequence[Sequence[int]]:
         """Large rows share a forward where their texts have one length: attention under the mask
         of a padded text costs more there than a forward of their own."""
-        if sum(math.prod(grid) for grid in self.grids(states[0])) <= MAX_PADDED_TOKENS:
+        num_tokens = sum(math.prod(grid) for grid in self.grids(states[0]))
+        is_cheap = flash_attention.is_used_in(self.reference.transformer)
+        if is_cheap or num_tokens <= MAX_PADDED_TOKENS:
             return super().parts(states, rows)
         return grouped(row[TEXT].shape[1] for row in rows)
 
