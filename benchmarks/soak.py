@@ -204,7 +204,8 @@ def report(
             name: round(60 * rss_slope(later_half(s))) for name, s in while_mixed.items()
         },
         "open_files": {name: s[-1].num_files for name, s in while_mixed.items()},
-        "file_growth": {name: file_growth(s) for name, s in while_mixed.items()},
+        # A process that was started in these minutes had nobody to talk to at first.
+        "file_growth": {name: file_growth(later_half(s)) for name, s in while_mixed.items()},
         "shm_growth_bytes": minutes.shared_growth_bytes(),
     }
 
