@@ -61,6 +61,12 @@ class Server:
         return sum(pss_bytes(pid) for pid in self.processes())
 
 
+def own_and_served(words: Sequence[str]) -> tuple[list[str], list[str]]:
+    """A benchmark's own arguments, and behind `--` those of `vllm serve`."""
+    cut = words.index("--") if "--" in words else len(words)
+    return list(words[:cut]), list(words[cut + 1 :])
+
+
 @contextlib.contextmanager
 def serve(
     model: Path,

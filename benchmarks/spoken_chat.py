@@ -16,7 +16,7 @@ import json
 import random
 import statistics
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -81,10 +81,15 @@ class Answer:
         return longest_s
 
 
-async def ask(session: aiohttp.ClientSession, url: str, body: dict[str, Any]) -> Answer:
+async def ask(
+    session: aiohttp.ClientSession,
+    url: str,
+    body: dict[str, Any],
+    headers: Mapping[str, str] | None = None,
+) -> Answer:
     """One request. Raises RuntimeError for an error of the server's."""
     answer, began_s = Answer(), time.perf_counter()
-    async with session.post(f"{url}/v1/chat/completions", json=body) as response:
+    async with session.post(f"{url}/v1/chat/completions", json=body, headers=headers) as response:
         if response.status != 200:
             raise RuntimeError(f"{response.status}: {(await response.text())[:300]}")
         async for line in response.content:

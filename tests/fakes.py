@@ -21,6 +21,7 @@ from vllm.v1.engine.exceptions import EngineDeadError
 
 from vllm_omni.config.deploy import ResolvedConfig, ResolvedStage, ServerLimits, StageDeploy
 from vllm_omni.config.pipeline import Edge, Modality, PipelineConfig, StageConfig, StageKind, Task
+from vllm_omni.engine.mailbox import Outbox, OutputBatch
 from vllm_omni.engine.messages import StageFailure, StageOutput, StageRequest
 from vllm_omni.engine.metrics_protocol import EngineMetrics
 from vllm_omni.engine.process_status import Heartbeat
@@ -438,6 +439,14 @@ def fake_omni(
     launcher = FakeLauncher(clients, preparers or {})
     config = fake_config(pipeline, [len(replicas) for replicas in clients], limits, deploy=deploy)
     return AsyncOmni(config=config, launcher=launcher, metrics=metrics)
+
+
+async def next_batches(outbox: Outbox) -> list[OutputBatch]:
+    """Wait until there is something for clients, and take it."""
+    is_there = asyncio.Event()
+    outbox.listen(is_there.set)
+    await is_there.wait()
+    return outbox.take()
 
 
 async def settle(rounds: int = 20) -> None:

@@ -30,7 +30,12 @@ class RecordingReceiver:
         self.listeners: dict[str, Callable[[Frame], None]] = {}
         self.cancelled: list[str] = []
 
-    def subscribe(self, stream: str, on_frame: Callable[[Frame], None]) -> None:
+    def subscribe(
+        self,
+        stream: str,
+        on_frame: Callable[[Frame], None],
+        on_arrival: Callable[[], None] | None = None,
+    ) -> None:
         self.listeners[stream] = on_frame
 
     def cancel(self, stream: str) -> None:
@@ -101,11 +106,15 @@ def test_the_core_is_woken_once_for_frames_it_has_not_read(
     fed: ConditionedRequests, wakes: list[None]
 ) -> None:
     fed.on_frame(frame())
+    assert not wakes  # more may have come with it
+    fed.on_arrival()
     fed.on_frame(frame())
+    fed.on_arrival()
     assert len(wakes) == 1
 
     assert len(fed.take().updates) == 2
     fed.on_frame(frame())
+    fed.on_arrival()
     assert len(wakes) == 2
 
 

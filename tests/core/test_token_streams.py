@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -19,6 +20,12 @@ class RecordingSender:
 
     def __init__(self) -> None:
         self.calls: list[tuple[object, ...]] = []
+        self.num_parcels = 0
+
+    @contextmanager
+    def together(self) -> Iterator[None]:
+        self.num_parcels += 1
+        yield
 
     def open(self, address: str, stream: str) -> None:
         self.calls.append(("open", address, stream))
@@ -129,6 +136,17 @@ def test_what_is_open_when_the_replica_stops_fails(sender: RecordingSender) -> N
     streams.close("stopped")
 
     assert sender.calls == [("fail", "a", "stopped"), ("fail", "b", "stopped")]
+
+
+def test_what_one_step_wrote_leaves_together(sender: RecordingSender) -> None:
+    streams = opened(sender, params("s"))
+    streams.open("other", params("t"))
+    sender.calls.clear()
+
+    streams.push([EngineCoreOutput("r", [5]), EngineCoreOutput("other", [6])])
+
+    assert [call[1] for call in sender.calls] == ["s", "t"]
+    assert sender.num_parcels == 1
 
 
 class FailingSender(RecordingSender):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import threading
 from pathlib import Path
 
 import pytest
@@ -43,6 +44,43 @@ def test_frames_that_came_before_the_subscription_are_kept(sides: tuple[Side, Si
     voice.subscribe("s")
 
     assert [voice.next().end for _ in range(2)] == [None, "stop"]
+
+
+def test_what_is_sent_together_arrives_before_anybody_is_woken(sides: tuple[Side, Side]) -> None:
+    thinker, voice = sides
+    streams = [f"s{i}" for i in range(8)]
+    seen: list[list[str]] = []
+    arrived: list[str] = []
+    woken = threading.Event()
+
+    def on_arrival() -> None:
+        seen.append(list(arrived))
+        arrived.clear()
+        woken.set()
+
+    open_and_meet(thinker, voice, "meet")
+    for stream in streams:
+        voice.receiver.subscribe(stream, lambda frame: arrived.append(frame.stream), on_arrival)
+        thinker.sender.open(voice.receiver.address, stream)
+    with thinker.sender.together():
+        for i, stream in enumerate(streams):
+            thinker.sender.push(stream, bytes(LARGE if i == 3 else i))
+        thinker.sender.end("s5", "length")
+
+    assert woken.wait(5)
+    assert seen == [[*streams, "s5"]]
+
+
+def test_a_bad_message_harms_nothing_that_it_travels_with(sides: tuple[Side, Side]) -> None:
+    thinker, voice = sides
+    open_and_meet(thinker, voice, "s")
+    mailbox = thinker.connector._mailbox
+    peer = mailbox.connect(voice.receiver.address)
+    good = wire.encode(wire.Chunk(mailbox.mailbox_id, "s", 1, {}, 4))
+
+    mailbox.post(peer, b"no message", b"", good, b"good", b"neither")
+
+    assert bytes(voice.next().payload) == b"good"
 
 
 @pytest.mark.parametrize("size", [0, 1, 32 * 1024, LARGE, 9 * 1024 * 1024])

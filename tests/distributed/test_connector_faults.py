@@ -228,3 +228,22 @@ def test_closing_leaves_no_thread_and_no_open_file(tmp_path: Path) -> None:
     assert threading.active_count() == threads
     assert os.listdir("/proc/self/fd") == files
     assert os.listdir("/dev/shm") == shared
+
+
+def test_together_into_a_full_queue_fails_what_runs_and_keeps_the_ends(
+    sides: tuple[Side, Side], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    thinker, voice = sides
+    open_and_meet(thinker, voice, "ends")
+    open_and_meet(thinker, voice, "runs")
+    mailbox = thinker.connector._mailbox
+    with monkeypatch.context() as full:
+        full.setattr(mailbox, "post", lambda peer, *parts: False)
+        with thinker.sender.together():
+            thinker.sender.end("ends")
+            thinker.sender.push("runs", b"x")
+    thinker.sender.open(voice.receiver.address, "later")  # the link is heard of again
+
+    assert thinker.next_failure() == ("runs", "the receiving stage is gone or stuck")
+    frames = [voice.next() for _ in range(2)]
+    assert {frame.stream: frame.end for frame in frames} == {"ends": "stop", "runs": "broken"}

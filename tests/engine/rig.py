@@ -10,7 +10,7 @@ from contextlib import asynccontextmanager
 
 import janus
 
-from tests.fakes import FakeStageClient, chain_pipeline, settle
+from tests.fakes import FakeStageClient, chain_pipeline, next_batches, settle
 from vllm_omni.config.pipeline import Modality, PipelineConfig, Task
 from vllm_omni.engine.bridge import PromptBridge
 from vllm_omni.engine.graph import RoutePlan, compile_plan
@@ -95,14 +95,9 @@ class Rig:
     async def drain(self) -> list[ClientOutput | ErrorMessage]:
         """Everything that is on its way to clients, in order; remembered in `received`."""
         await settle()
-        while True:
-            try:
-                async with asyncio.timeout(0):
-                    batches = await self.outbox.take()
-            except TimeoutError:
-                return self.received
-            for batch in batches:
-                self.received.extend(batch)
+        for batch in self.outbox.take():
+            self.received.extend(batch)
+        return self.received
 
     async def errors(self) -> list[ErrorMessage]:
         return [item for item in await self.drain() if isinstance(item, ErrorMessage)]
@@ -111,7 +106,7 @@ class Rig:
         """Wait until the orchestrator has something for clients; the errors in it."""
         async with asyncio.timeout(timeout_s):
             while True:
-                for batch in await self.outbox.take():
+                for batch in await next_batches(self.outbox):
                     self.received.extend(batch)
                 if errors := await self.errors():
                     return errors
@@ -122,7 +117,7 @@ class Rig:
             while True:
                 if outputs := await self.outputs():
                     return outputs[0]
-                for batch in await self.outbox.take():
+                for batch in await next_batches(self.outbox):
                     self.received.extend(batch)
 
     async def outputs(self) -> list[ClientOutput]:

@@ -3,11 +3,10 @@ from __future__ import annotations
 import asyncio
 import threading
 
-import janus
 import pytest
 
-from tests.fakes import audio_output, text_output
-from vllm_omni.engine.mailbox import Inbox, Outbox, OutputBatch
+from tests.fakes import audio_output, next_batches, settle, text_output
+from vllm_omni.engine.mailbox import Inbox, Outbox
 from vllm_omni.engine.queue_messages import (
     ClientOutput,
     ErrorMessage,
@@ -78,13 +77,13 @@ async def test_a_closed_inbox_says_that_the_engine_has_stopped() -> None:
     inbox.abort(["a"])
 
 
-async def test_a_slow_reader_gets_merged_outputs_in_order() -> None:
+def test_a_slow_reader_gets_merged_outputs_in_order() -> None:
     outbox = Outbox(2)
     for text in ("one ", "two ", "three ", "four"):
         outbox.put([delta("a", text), delta("b", text, is_delta=False)])
     outbox.put([delta("a", "!", is_last=True)])
     outbox.put([ErrorMessage("broken", True, "c")])
-    batches = await outbox.take()
+    batches = outbox.take()
     assert [[texts(item) for item in batch] for batch in batches[:2]] == [
         ["one ", "one "],
         ["two ", "two "],
@@ -96,25 +95,25 @@ async def test_a_slow_reader_gets_merged_outputs_in_order() -> None:
     assert texts(cumulative) == "four"
     assert isinstance(error, ErrorMessage)
     outbox.put([delta("a", "next")])
-    assert len(await outbox.take()) == 1
+    assert len(outbox.take()) == 1
 
 
-async def test_what_is_written_while_the_queue_is_emptied_does_not_overtake_the_overflow() -> None:
+def test_newer_outputs_never_overtake_the_overflow() -> None:
     outbox = Outbox(1)
-    outbox.put([delta("a", "one ")])
-    outbox.put([delta("a", "two ")])
-    outbox._queue.sync_q.get_nowait()  # the reader has begun to empty the queue
-    outbox.put([delta("a", "three")])
-    (batch,) = outbox._take_rest()
-    assert [texts(item) for item in batch] == ["two three"]
+    for text in ("one ", "two ", "three"):
+        outbox.put([delta("a", text)])
+    first, rest = outbox.take()
+    outbox.put([delta("a", "four")])
+    (last,) = outbox.take()
+    assert [texts(item) for item in [*first, *rest, *last]] == ["one ", "two three", "four"]
 
 
-async def test_merged_audio_loses_no_sample() -> None:
+def test_merged_audio_loses_no_sample() -> None:
     outbox = Outbox(1)
     for _ in range(4):
         outbox.put([ClientOutput("a", 2, audio_output("a", 100), True)])
     samples = 0
-    for batch in await outbox.take():
+    for batch in outbox.take():
         for item in batch:
             assert isinstance(item, ClientOutput)
             assert item.output.audio is not None
@@ -122,14 +121,68 @@ async def test_merged_audio_loses_no_sample() -> None:
     assert samples == 400
 
 
-async def test_what_was_put_before_the_end_is_read_and_then_it_ends() -> None:
+def test_what_was_put_before_the_end_is_read_and_then_it_ends() -> None:
     outbox = Outbox(2)
     outbox.put([delta("a", "last")])
     outbox.close()
     outbox.put([delta("a", "after")])
-    assert [texts(item) for batch in await outbox.take() for item in batch] == ["last"]
+    assert [texts(item) for batch in outbox.take() for item in batch] == ["last"]
     with pytest.raises(EngineStoppedError):
-        await outbox.take()
+        outbox.take()
+
+
+async def test_a_listener_is_called_once_until_it_has_taken() -> None:
+    outbox, calls = Outbox(8), []
+    outbox.put([delta("a", "before anybody listened")])
+    outbox.listen(lambda: calls.append("heard"))
+    outbox.put([delta("a", "more")])
+    await settle()
+    assert calls == ["heard"]
+
+    assert len(outbox.take()) == 2
+    await settle()
+    assert calls == ["heard"]
+
+    outbox.put([delta("a", "again")])
+    await settle()
+    assert calls == ["heard"] * 2
+
+
+async def test_a_listener_hears_of_the_end_also_behind_outputs() -> None:
+    outbox, heard = Outbox(8), []
+
+    def read() -> None:
+        try:
+            heard.extend(texts(item) for batch in outbox.take() for item in batch)
+        except EngineStoppedError:
+            heard.append("the end")
+
+    outbox.listen(read)
+    outbox.put([delta("a", "last")])
+    outbox.close()
+    await settle()
+    assert heard == ["last", "the end"]
+
+
+async def test_who_ignores_it_is_called_no_more() -> None:
+    outbox, calls = Outbox(8), []
+    outbox.listen(lambda: calls.append("heard"))
+    outbox.ignore()
+    outbox.put([delta("a", "x")])
+    outbox.close()
+    await settle()
+    assert calls == []
+
+
+def test_a_writer_outlives_its_listener_s_loop() -> None:
+    outbox = Outbox(1)
+
+    async def listen() -> None:
+        outbox.listen(lambda: None)
+
+    asyncio.run(listen())
+    outbox.put([delta("a", "nobody hears it")])
+    outbox.close()
 
 
 async def test_nothing_is_lost_between_two_threads() -> None:
@@ -145,34 +198,9 @@ async def test_nothing_is_lost_between_two_threads() -> None:
     received, ended = 0, False
     async with asyncio.timeout(30):
         while not ended:
-            for batch in await outbox.take():
+            for batch in await next_batches(outbox):
                 for item in batch:
                     received += len(texts(item))
                     ended = isinstance(item, ClientOutput) and item.timings is not None
     writer.join()
     assert received == num_tokens
-
-
-async def test_what_is_written_after_the_last_read_does_not_come_behind_its_overflow(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    outbox = Outbox(2)
-    writer = threading.Thread(
-        target=lambda: [outbox.put([delta("a", word)]) for word in ("one ", "two ", "three")]
-    )
-    read = outbox._queue.async_q.get_nowait
-
-    def read_then_write() -> OutputBatch:
-        try:
-            return read()
-        except janus.AsyncQueueEmpty:
-            if not writer.ident:
-                writer.start()
-                writer.join(0.1)  # it is done by now, unless it must wait for the reader
-            raise
-
-    monkeypatch.setattr(outbox._queue.async_q, "get_nowait", read_then_write)
-    words = [texts(item) for batch in outbox._take_rest() for item in batch]
-    writer.join()
-    words += [texts(item) for batch in outbox._take_rest() for item in batch]
-    assert "".join(words) == "one two three"

@@ -175,7 +175,7 @@ def test_shutdown_can_be_repeated_and_closes_the_queues() -> None:
     engine.shutdown()
     assert clients[0][0].shutdown_calls == 1
     with pytest.raises(EngineStoppedError):
-        asyncio.run(engine.outbox.take())
+        engine.outbox.take()
 
 
 async def test_figures_of_every_slot() -> None:

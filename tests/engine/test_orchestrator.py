@@ -162,7 +162,7 @@ async def test_outputs_of_one_step_cross_as_one_batch_in_order() -> None:
         await rig.add("a", "b")
         client.emit(text_output("a", "1"), text_output("b", "2"), text_output("a", "3"))
         await settle()
-        (batch,) = await rig.outbox.take()
+        (batch,) = rig.outbox.take()
         assert [item.output.text.outputs[0].text for item in batch] == ["1", "2", "3"]
 
 

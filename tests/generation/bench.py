@@ -42,11 +42,17 @@ class FakeReceiver:
 
     def __init__(self) -> None:
         self.handlers: dict[str, Callable[[Frame], None]] = {}
+        self.arrivals: dict[str, Callable[[], None] | None] = {}
         self.cancelled: list[str] = []
         self.num_released = 0
 
-    def subscribe(self, stream: str, on_frame: Callable[[Frame], None]) -> None:
-        self.handlers[stream] = on_frame
+    def subscribe(
+        self,
+        stream: str,
+        on_frame: Callable[[Frame], None],
+        on_arrival: Callable[[], None] | None = None,
+    ) -> None:
+        self.handlers[stream], self.arrivals[stream] = on_frame, on_arrival
 
     def cancel(self, stream: str) -> None:
         self.cancelled.append(stream)
@@ -56,10 +62,15 @@ class FakeReceiver:
 
     def send(self, stream: str, text: str) -> None:
         payload = memoryview(text.encode())
-        self.handlers[stream](Frame(stream, 0, payload=payload, release=self._release))
+        self._hand_over(Frame(stream, 0, payload=payload, release=self._release))
 
     def end(self, stream: str, reason: str = "stop", error: str = "") -> None:
-        self.handlers[stream](Frame(stream, 0, end=reason, error=error))
+        self._hand_over(Frame(stream, 0, end=reason, error=error))
+
+    def _hand_over(self, frame: Frame) -> None:
+        self.handlers[frame.stream](frame)
+        if (on_arrival := self.arrivals[frame.stream]) is not None:
+            on_arrival()
 
     def _release(self) -> None:
         self.num_released += 1

@@ -104,9 +104,6 @@ OWNED_WAITS: Final[dict[str, str]] = {
     "vllm_omni/engine/mailbox.py:Inbox.take:self._queue.async_q.get": (
         "the orchestrator's task group: cancelled at shutdown; `close` wakes it"
     ),
-    "vllm_omni/engine/mailbox.py:Outbox.take:self._queue.async_q.get": (
-        "the orchestrator's thread: it closes the queue however it ends"
-    ),
     "vllm_omni/engine/process_client.py:ProcessClient.get_outputs_async:self._changed.wait": (
         "the client: outputs or the process's death; the process is watched by its exit and by "
         "its heartbeats"

@@ -72,7 +72,7 @@ class Arrivals:
 
 
 class ConditionedRequests:
-    """Every method but `on_frame` runs in the core's loop."""
+    """Every method but `on_frame` and `on_arrival` runs in the core's loop."""
 
     def __init__(self, receiver: Receiver, hf_config: Any, wake: Callable[[], None]) -> None:
         """`wake` makes the core's loop call `take`; callable from any thread."""
@@ -123,7 +123,7 @@ class ConditionedRequests:
         fed = _Fed(request, source, load_bridge(source.bridge)(source, context))
         self._fed[request.request_id] = fed
         self._by_stream[source.stream] = fed
-        self._receiver.subscribe(source.stream, self.on_frame)
+        self._receiver.subscribe(source.stream, self.on_frame, self.on_arrival)
 
     def drop(self, request_ids: Iterable[str]) -> list[Request]:
         """Forget requests that are over; returns those that were still parked."""
@@ -142,6 +142,9 @@ class ConditionedRequests:
     def on_frame(self, frame: Frame) -> None:
         """Take a frame in the connector's thread."""
         self._arrived.append(frame)
+
+    def on_arrival(self) -> None:
+        """All frames that came together were taken: requests of one step begin in one step."""
         if not self._is_woken:
             self._is_woken = True
             self._wake()

@@ -98,16 +98,17 @@ class TokenStreams:
 
     def push(self, outputs: Iterable[EngineCoreOutput]) -> None:
         """Push the new tokens of one step, and end the streams of requests that finished."""
-        for output in outputs:
-            payloads = take_payloads(output)
-            route = self._routes.get(output.request_id)
-            if route is None:
-                continue
-            try:
-                self._push(route, output, payloads)
-            except Exception:  # the boundary of one request's streams: its text goes on
-                logger.exception("tokens of request %s could not be sent", output.request_id)
-                self.fail([output.request_id], "its tokens could not be sent")
+        with self._sender.together():
+            for output in outputs:
+                payloads = take_payloads(output)
+                route = self._routes.get(output.request_id)
+                if route is None:
+                    continue
+                try:
+                    self._push(route, output, payloads)
+                except Exception:  # the boundary of one request's streams: its text goes on
+                    logger.exception("tokens of request %s could not be sent", output.request_id)
+                    self.fail([output.request_id], "its tokens could not be sent")
 
     def _push(
         self, route: _Route, output: EngineCoreOutput, payloads: Sequence[StepPayload]

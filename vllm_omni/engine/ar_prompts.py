@@ -174,6 +174,7 @@ class PromptProcessor:
             raise BadRequestError("a talker's params are SamplingParams", field="sampling_params")
         _refuse_own_keys(params)
         own = params.clone()
+        own.skip_clone = True  # nobody else has it: vLLM need not copy it again
         own.extra_args = {
             **(own.extra_args or {}),
             SOURCES_KEY: [[s.stream, s.stage, s.bridge, s.context] for s in sources],

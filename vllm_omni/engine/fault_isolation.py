@@ -99,7 +99,7 @@ class FaultIsolation:
         raise NotImplementedError
 
     def _queue_output(self, item: ClientOutput | ErrorMessage) -> None:
-        """Hand something to the API loop; what one loop iteration makes crosses as one batch."""
+        """Hand something to the API loop; what one engine step makes crosses as one batch."""
         self._pending.append(item)
         if len(self._pending) == 1:
             asyncio.get_running_loop().call_soon(self._flush_outputs)

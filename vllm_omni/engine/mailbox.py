@@ -7,8 +7,10 @@ is refused (new work), merged in one slot per request and stage (outputs), or ke
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import threading
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable
 
 import janus
 
@@ -17,6 +19,7 @@ from vllm_omni.errors import EngineStoppedError, OverloadedError
 
 OutputBatch = list[ClientOutput | ErrorMessage]
 """What one iteration of the orchestrator's loop has for clients, in order."""
+_Listener = tuple[asyncio.AbstractEventLoop, Callable[[], None]]
 
 
 class Inbox:
@@ -76,26 +79,33 @@ class Inbox:
 
 
 class Outbox:
-    """Orchestrator to API loop. `put` is called here, `take` there."""
+    """Orchestrator to API loop. `put` is called here, `take` there, by whom `listen` named.
+
+    One lock and one callback: a chunk of audio crosses in one turn of the reader's loop. A janus
+    queue takes three, since its reader is woken by a task that takes the queue's own asyncio locks.
+    """
 
     def __init__(self, maxsize: int) -> None:
-        self._queue: janus.Queue[OutputBatch] = janus.Queue(maxsize)
+        self._maxsize = maxsize
         self._lock = threading.Lock()
+        self._batches: list[OutputBatch] = []
         self._overflow: dict[tuple[str | None, int], ClientOutput | ErrorMessage] = {}
+        self._listener: _Listener | None = None
+        self._is_told = False
+        """The listener was called and has not taken since."""
+        self._is_closed = False
 
     def put(self, batch: OutputBatch) -> None:
         """Hand over a batch; merged into slots while the reader is behind."""
         with self._lock:
-            if not self._overflow:
-                try:
-                    self._queue.sync_q.put_nowait(batch)
-                except janus.SyncQueueFull:
-                    pass  # the reader empties the queue and then looks at the overflow
-                except janus.SyncQueueShutDown:
-                    return
-                else:
-                    return
-            self._merge(batch)
+            if self._is_closed:
+                return
+            if len(self._batches) < self._maxsize and not self._overflow:
+                self._batches.append(batch)
+            else:
+                self._merge(batch)
+            told = self._to_tell()
+        _call(told)
 
     def _merge(self, batch: OutputBatch) -> None:
         for item in batch:
@@ -107,36 +117,54 @@ class Outbox:
             assert older is None or isinstance(older, ClientOutput)
             self._overflow[key] = item if older is None else older.merged_with(item)
 
-    async def take(self) -> Sequence[OutputBatch]:
-        """Wait for batches; return all there are.
+    def listen(self, on_outputs: Callable[[], None]) -> None:
+        """Have this called on the running loop when there is something to take, or the end."""
+        with self._lock:
+            self._listener = asyncio.get_running_loop(), on_outputs
+            self._is_told = False
+            has_something = self._batches or self._overflow or self._is_closed
+            told = self._to_tell() if has_something else None
+        _call(told)
+
+    def ignore(self) -> None:
+        """Call nobody any more."""
+        with self._lock:
+            self._listener = None
+
+    def take(self) -> list[OutputBatch]:
+        """All there is, what overflowed last.
 
         Raises:
             EngineStoppedError: the orchestrator has ended and everything was read.
         """
-        try:
-            first = await self._queue.async_q.get()
-        except janus.AsyncQueueShutDown:
-            raise EngineStoppedError("the engine has stopped") from None
-        return [first, *self._take_rest()]
-
-    def _take_rest(self) -> list[OutputBatch]:
-        """All that is there now: the queue's batches, and then what overflowed after them.
-
-        Nobody puts meanwhile: a batch put between the last read and the overflow would come after
-        what overflowed behind it.
-        """
-        batches: list[OutputBatch] = []
         with self._lock:
-            while True:
-                try:
-                    batches.append(self._queue.async_q.get_nowait())
-                except (janus.AsyncQueueEmpty, janus.AsyncQueueShutDown):
-                    break
+            self._is_told = False
+            batches, self._batches = self._batches, []
             if self._overflow:
                 batches.append(list(self._overflow.values()))
                 self._overflow = {}
+            if self._is_closed and not batches:
+                raise EngineStoppedError("the engine has stopped")
+            told = self._to_tell() if self._is_closed else None
+        _call(told)
         return batches
 
     def close(self) -> None:
         """No batch follows; what was put can still be taken."""
-        self._queue.shutdown(immediate=False)
+        with self._lock:
+            self._is_closed = True
+            told = self._to_tell()
+        _call(told)
+
+    def _to_tell(self) -> _Listener | None:
+        if self._is_told:
+            return None
+        self._is_told = True
+        return self._listener
+
+
+def _call(listener: _Listener | None) -> None:
+    if listener is not None:
+        loop, on_outputs = listener
+        with contextlib.suppress(RuntimeError):  # its loop is closed: nobody reads
+            loop.call_soon_threadsafe(on_outputs)

@@ -188,6 +188,7 @@ class Orchestrator(Submission):
             if outputs is None:
                 return
             await self._handle_processed_outputs(stage_id, replica_id, outputs)
+            self._flush_outputs()
             # A replica that always has outputs must not keep the others from being heard.
             await asyncio.sleep(0)
 

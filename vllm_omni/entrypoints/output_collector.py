@@ -100,7 +100,7 @@ class OutputRouter:
         self._outbox = outbox
         self._stages = stages
         self._routes: dict[str, tuple[OutputCollector, int]] = {}
-        self._task: asyncio.Task[None] | None = None
+        self._is_started = False
         self.dead_error: EngineStoppedError | None = None
         """Set once: the engine as a whole is dead, and this is why."""
 
@@ -112,8 +112,9 @@ class OutputRouter:
 
     def start(self) -> None:
         """Begin to read, on the running loop. Repeatable."""
-        if self._task is None:
-            self._task = asyncio.get_running_loop().create_task(self._run(), name="outputs")
+        if not self._is_started:
+            self._is_started = True
+            self._outbox.listen(self._read)
 
     def open(self, request_ids: Sequence[str], collector: OutputCollector) -> None:
         """Outputs of these internal ids go to this collector, as choices 0, 1, ..."""
@@ -139,22 +140,20 @@ class OutputRouter:
 
     async def stop(self) -> None:
         """Stop reading; whoever still waits is failed."""
-        if self._task is not None:
-            self._task.cancel()
-            await asyncio.wait([self._task])
+        self._outbox.ignore()
         self._fail_all(EngineStoppedError("the engine has stopped"))
 
-    async def _run(self) -> None:
+    def _read(self) -> None:
         try:
-            while self.dead_error is None:
-                for batch in await self._outbox.take():
-                    for item in batch:
-                        if isinstance(item, ClientOutput):
-                            self._deliver(item)
-                        else:
-                            self._deliver_error(item)
+            batches = self._outbox.take()
         except EngineStoppedError as error:
             self._fail_all(error)
+            return
+        for item in (item for batch in batches for item in batch):
+            if isinstance(item, ClientOutput):
+                self._deliver(item)
+            else:
+                self._deliver_error(item)
 
     def _deliver(self, message: ClientOutput) -> None:
         if message.timings is None:

@@ -120,7 +120,7 @@ class OneShotEngine:
         for stream in streams:
             self._by_stream[stream] = request
             assert self._receiver is not None
-            self._receiver.subscribe(stream, self.on_frame)
+            self._receiver.subscribe(stream, self.on_frame, self._wake)
         self._continue(request)
 
     def abort(self, request_ids: Iterable[str]) -> None:
@@ -139,7 +139,6 @@ class OneShotEngine:
     def on_frame(self, frame: Frame) -> None:
         """Take a frame in the connector's thread."""
         self._arrived.append(frame)
-        self._wake()
 
     def step(self) -> list[StageOutput]:
         """Take what has arrived, drop what is late, run one forward; return all new outputs."""

@@ -8,6 +8,7 @@ credit keeps frames in a bounded outbox and never blocks its engine.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -44,6 +45,10 @@ class Sender(Protocol):
         """Send the next chunk. After an overflow or the receiver's loss the stream is failed and
         pushes to it are dropped; `on_failure` of the sender's constructor hears of it."""
 
+    def together(self) -> AbstractContextManager[None]:
+        """What is sent inside leaves as one message for each receiver, which is woken once by it:
+        requests that were one step of a stage are one step of the next. Other threads wait."""
+
     def end(self, stream: str, reason: str = "stop") -> None:
         """End a stream; what was pushed before arrives first."""
 
@@ -60,8 +65,16 @@ class Receiver(Protocol):
     address: str
     """Where senders reach it."""
 
-    def subscribe(self, stream: str, on_frame: Callable[[Frame], None]) -> None:
-        """Take the frames of a stream, also those that arrived before (bounded by credits)."""
+    def subscribe(
+        self,
+        stream: str,
+        on_frame: Callable[[Frame], None],
+        on_arrival: Callable[[], None] | None = None,
+    ) -> None:
+        """Take the frames of a stream, also those that arrived before (bounded by credits).
+
+        `on_arrival` is called once when all frames that came together were handed over.
+        """
 
     def cancel(self, stream: str) -> None:
         """Not interested any more: frames are dropped and the sender is told."""

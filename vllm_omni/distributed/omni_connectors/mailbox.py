@@ -41,7 +41,10 @@ _GONE = zmq.EVENT_DISCONNECTED | zmq.EVENT_CLOSED | zmq.EVENT_HANDSHAKE_FAILED_N
 class MailboxHandler(Protocol):
     """Who reads the mail. Called in the mailbox's thread only."""
 
-    def on_message(self, header: bytes, payload: memoryview | None) -> None: ...
+    def on_message(self, header: bytes | memoryview, payload: memoryview | None) -> None: ...
+
+    def on_arrived(self) -> None:
+        """All that came together was handed over by `on_message`."""
 
     def on_lost(self, peer: Peer) -> None: ...
 
@@ -92,14 +95,16 @@ class Mailbox:
                 self.call_soon(lambda: self._watch(peer))
             return peer
 
-    def post(self, peer: Peer, header: bytes, payload: bytes | memoryview | None = None) -> bool:
-        """Send a message; False when the peer is lost or stuck."""
-        parts = (header,) if payload is None else (header, payload)
+    def post(self, peer: Peer, *parts: bytes) -> bool:
+        """Send a message; False when the peer is lost or stuck.
+
+        `parts` are a header, a header and its payload, or several such pairs that go together.
+        """
         with self._lock:
             if peer.is_lost or self._closing:
                 return False
             try:
-                peer.socket.send_multipart(parts, zmq.NOBLOCK, copy=len(parts[-1]) < 65536)
+                peer.socket.send_multipart(parts, zmq.NOBLOCK, copy=max(map(len, parts)) < 65536)
             except zmq.ZMQError as error:
                 if not isinstance(error, zmq.Again):
                     logger.error("%r: not sent to %s: %s", self, peer.address, error)
@@ -178,13 +183,21 @@ class Mailbox:
     def _read_inbox(self, most: int) -> None:
         for _ in range(most):
             try:
-                header = self._inbox.recv(zmq.NOBLOCK)
+                header: bytes | memoryview = self._inbox.recv(zmq.NOBLOCK)
             except zmq.Again:
                 return
-            payload = None
+            rest: list[memoryview] = []
             while self._inbox.getsockopt(zmq.RCVMORE):
-                payload = self._inbox.recv(copy=False).buffer
-            self._guarded(lambda: self._handler.on_message(header, payload))  # noqa: B023
+                rest.append(self._inbox.recv(copy=False).buffer)
+            self._read_parts(header, rest)
+
+    def _read_parts(self, header: bytes | memoryview, rest: list[memoryview]) -> None:
+        """Hand over a message: the one that it is, or the pairs that came together."""
+        payload = rest[0] if rest else None
+        self._guarded(lambda: self._handler.on_message(header, payload))
+        for one, more in zip(rest[1::2], rest[2::2], strict=False):
+            self._guarded(lambda: self._handler.on_message(one, more))  # noqa: B023
+        self._guarded(self._handler.on_arrived)
 
     def _run_calls(self) -> None:
         os.eventfd_read(self._wake_fd)

@@ -29,6 +29,7 @@ _RELEASE_UNITS = wire.WINDOW_UNITS // 4
 """Credit collected before it goes back in a message of its own."""
 
 OnFrame = Callable[[Frame], None]
+OnArrival = Callable[[], None]
 
 
 @dataclass(slots=True, eq=False)
@@ -51,6 +52,7 @@ class _Incoming:
 
     link: _Link | None = None
     on_frame: OnFrame | None = None
+    on_arrival: OnArrival | None = None
     next_seq: int = 0
     held: deque[Frame] = field(default_factory=deque)
     held_bytes: int = 0
@@ -88,6 +90,8 @@ class ZmqReceiver:
         self._unsubscribed: OrderedDict[str, _Incoming] = OrderedDict()
         self._unsubscribed_bytes = 0
         self._cancelled: OrderedDict[str, None] = OrderedDict()
+        self._to_tell: dict[OnArrival, None] = {}
+        """Who was handed frames of what arrives just now."""
 
     def __repr__(self) -> str:
         return (
@@ -95,8 +99,10 @@ class ZmqReceiver:
             f"unsubscribed={len(self._unsubscribed)}>"
         )
 
-    def subscribe(self, stream: str, on_frame: OnFrame) -> None:
-        self._mailbox.call_soon(lambda: self._subscribe(stream, on_frame))
+    def subscribe(
+        self, stream: str, on_frame: OnFrame, on_arrival: OnArrival | None = None
+    ) -> None:
+        self._mailbox.call_soon(lambda: self._subscribe(stream, on_frame, on_arrival))
 
     def cancel(self, stream: str) -> None:
         self._mailbox.call_soon(lambda: self._cancel(stream, "cancelled by the receiving stage"))
@@ -254,17 +260,24 @@ class ZmqReceiver:
             found = segment[chunk.offset : chunk.offset + chunk.size_bytes]
         return found if found.nbytes == chunk.size_bytes else None
 
-    def _subscribe(self, stream: str, on_frame: OnFrame) -> None:
+    def tell_arrivals(self) -> None:
+        """Wake who was handed frames."""
+        to_tell, self._to_tell = self._to_tell, {}
+        for on_arrival in to_tell:
+            on_arrival()
+
+    def _subscribe(self, stream: str, on_frame: OnFrame, on_arrival: OnArrival | None) -> None:
         incoming = self._streams.get(stream)
         if incoming is None:
-            self._streams[stream] = _Incoming(on_frame=on_frame)
+            self._streams[stream] = _Incoming(on_frame=on_frame, on_arrival=on_arrival)
             return
-        incoming.on_frame = on_frame
+        incoming.on_frame, incoming.on_arrival = on_frame, on_arrival
         self._drop_unsubscribed(stream)
         while incoming.held:
             self._hand_over(stream, incoming, incoming.held.popleft())
         if incoming.is_over:
             self._forget(stream, incoming)
+        self.tell_arrivals()
 
     def _deliver(self, stream: str, incoming: _Incoming, frame: Frame) -> None:
         if incoming.on_frame is not None:
@@ -277,6 +290,8 @@ class ZmqReceiver:
 
     def _hand_over(self, stream: str, incoming: _Incoming, frame: Frame) -> None:
         assert incoming.on_frame is not None
+        if incoming.on_arrival is not None:
+            self._to_tell[incoming.on_arrival] = None
         try:
             incoming.on_frame(frame)
         except Exception:  # the boundary of one stream: the others go on

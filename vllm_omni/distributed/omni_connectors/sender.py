@@ -10,7 +10,8 @@ import logging
 import os
 import threading
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -51,6 +52,16 @@ class _Link:
 
 
 @dataclass(slots=True)
+class _Parcel:
+    """Messages that go to one receiver together."""
+
+    parts: list[bytes] = field(default_factory=list)
+    """Each a header and its payload."""
+    streams: set[str] = field(default_factory=set)
+    ends: dict[str, wire.End] = field(default_factory=dict)
+
+
+@dataclass(slots=True)
 class _Waiting:
     meta: Mapping[str, Any]
     size_bytes: int
@@ -79,7 +90,9 @@ class ZmqSender:
         self._name = name
         self._mailbox = mailbox
         self._on_failure = on_failure
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()
+        self._parcels: dict[_Link, _Parcel] | None = None
+        """What is gathered, while some thread sends together."""
         self._links: dict[str, _Link] = {}
         self._streams: dict[str, _Outgoing] = {}
         self._pool = SlotPool()
@@ -114,6 +127,23 @@ class ZmqSender:
             failure = self._push(outgoing, payload, meta or {})
         if failure:
             self._fail_local(stream, failure)
+
+    @contextmanager
+    def together(self) -> Iterator[None]:
+        failed: set[str] = set()
+        with self._lock:
+            self._parcels = {}
+            try:
+                yield
+            finally:
+                parcels, self._parcels = self._parcels, None
+                for link, parcel in parcels.items():
+                    if not self._mailbox.post(link.peer, *parcel.parts):
+                        failed |= self._streams.keys() & parcel.streams
+                        if not link.peer.is_lost:
+                            link.unsent_ends |= parcel.ends
+        for stream in failed:
+            self._fail_local(stream, "the receiving stage is gone or stuck")
 
     def end(self, stream: str, reason: str = "stop") -> None:
         with self._lock:
@@ -209,8 +239,17 @@ class ZmqSender:
         self._probe.view[: len(self._probe_token)] = self._probe_token
 
     def _post(self, link: _Link, message: wire.Message, payload: Buffer | None = None) -> bool:
+        header = wire.encode(message)
         raw = payload if payload is None or isinstance(payload, bytes) else bytes(payload)
-        return self._mailbox.post(link.peer, wire.encode(message), raw)
+        if self._parcels is None:
+            return self._mailbox.post(link.peer, header, *(() if raw is None else (raw,)))
+        parcel = self._parcels.setdefault(link, _Parcel())
+        parcel.parts += (header, raw or b"")
+        if isinstance(message, wire.Chunk | wire.Open):
+            parcel.streams.add(message.stream)
+        elif isinstance(message, wire.End):
+            parcel.ends[message.stream] = message
+        return True
 
     def _push(self, outgoing: _Outgoing, payload: Buffer, meta: Mapping[str, Any]) -> str:
         """Send or keep one frame; the reason when the stream has to fail instead."""

@@ -1,6 +1,7 @@
 """What two mailboxes of the data plane say to each other: a closed set of tagged structs.
 
 Every message names its sender's mailbox. `Chunk` may be followed by one raw frame, the payload.
+Several that travel together are each followed by one, which may be empty.
 Data flows sender -> receiver (Hello, Segment, Open, Chunk, End), control flows back (Welcome,
 Release, Cancel).
 """
@@ -11,7 +12,7 @@ from typing import Any
 
 import msgspec
 
-PROTOCOL_VERSION = 1
+PROTOCOL_VERSION = 2
 
 WINDOW_UNITS = 256
 """Credit of one stream: what may be sent and not yet released."""

@@ -35,7 +35,7 @@ class ZmqConnector:
         self.receiver.close()
         self._mailbox.close()
 
-    def on_message(self, header: bytes, payload: memoryview | None) -> None:
+    def on_message(self, header: bytes | memoryview, payload: memoryview | None) -> None:
         try:
             message = wire.decode(header)
         except msgspec.DecodeError as error:
@@ -60,7 +60,11 @@ class ZmqConnector:
                 self._addresses[message.mailbox] = message.address
                 self.sender.on_welcome(message)
 
+    def on_arrived(self) -> None:
+        self.receiver.tell_arrivals()
+
     def on_lost(self, peer: Peer) -> None:
         self._addresses = {i: a for i, a in self._addresses.items() if a != peer.address}
         self.sender.on_lost(peer)
         self.receiver.on_lost(peer)
+        self.receiver.tell_arrivals()

@@ -17,6 +17,8 @@ from collections.abc import AsyncGenerator, Mapping
 from contextlib import aclosing
 from typing import TYPE_CHECKING, Any, Final
 
+import msgspec
+
 from vllm_omni.entrypoints.openai.events import media_event
 from vllm_omni.entrypoints.openai.media.encode import AudioEncoder, AudioFormat, encode_chunk
 from vllm_omni.entrypoints.openai.media.pool import MediaPool
@@ -128,11 +130,11 @@ class SpokenAnswer:
         choice = {"index": index, "delta": delta, "finish_reason": None}
         return {**self._envelope, "choices": [choice]}
 
-    def _with_transcript(self, event: str) -> str:
+    def _with_transcript(self, event: str) -> str | bytes:
         """The text event with its words as transcript, and as content when text was asked for."""
         if not event.startswith("data: {"):
             return event
-        chunk: dict[str, Any] = json.loads(event[6:])
+        chunk: dict[str, Any] = msgspec.json.decode(event[6:])
         self._envelope["created"] = chunk.get("created", self._envelope["created"])
         for choice in chunk.get("choices", ()):
             delta = choice["delta"]
@@ -140,7 +142,7 @@ class SpokenAnswer:
             if content or "role" in delta:
                 index = choice["index"]
                 delta["audio"] = {"id": self._audio_ids[index], "transcript": content or ""}
-        return f"data: {json.dumps(chunk)}\n\n"
+        return b"".join([b"data: ", msgspec.json.encode(chunk), b"\n\n"])
 
 
 def _without_finish(output: RequestOutput, held: dict[int, CompletionOutput]) -> RequestOutput:
