@@ -47,10 +47,11 @@ def test_a_pool_that_cannot_grow_falls_back_and_grows_later(
     open_and_meet(thinker, voice, "s")
     with monkeypatch.context() as context:
         context.setattr(shared_memory.mmap, "mmap", refuse)
-        files = os.listdir("/proc/self/fd")
+        files = set(os.listdir("/proc/self/fd"))
         thinker.sender.push("s", PAYLOAD)
         assert bytes(voice.next().payload) == PAYLOAD
-        assert os.listdir("/proc/self/fd") == files
+        # Sockets of earlier tests may close meanwhile, in threads of their own.
+        assert set(os.listdir("/proc/self/fd")) <= files
     thinker.sender.push("s", PAYLOAD)
 
     assert bytes(voice.next().payload) == PAYLOAD
