@@ -3,8 +3,8 @@
     request_cost.py MODEL [-c 1,8,32] [--load 100:50:50] [-- arguments of vllm serve]
 
 Starts a server and stops its thinker (SIGSTOP) while clients ask, all at one moment: when the API
-process rests, it has submitted everything. CPU time hardly depends on what else the machine does;
-the time until it rests does. MODEL may be a tiny one: what the models do is not counted.
+process rests, it has submitted everything. CPU time depends less on what else the machine does than
+the time until it rests. MODEL may be a tiny one: what the models do is not counted.
 """
 
 from __future__ import annotations
