@@ -3,8 +3,8 @@
     request_cost.py MODEL [-c 1,8,32] [--load 100:50:50] [-- arguments of vllm serve]
 
 Starts a server and stops its thinker (SIGSTOP) while clients ask, all at one moment: when the API
-process rests, it has submitted everything. CPU time hardly depends on what else the machine does;
-the time until it rests does. MODEL may be a tiny one: what the models do is not counted.
+process rests, it has submitted everything. CPU time depends less on what else the machine does than
+the time until it rests. MODEL may be a tiny one: what the models do is not counted.
 """
 
 from __future__ import annotations
@@ -70,14 +70,14 @@ def stopped(pid: int) -> Iterator[None]:
 
 
 async def rest(pid: int) -> tuple[float, float]:
-    """Wait until the process rests; CPU time by then, and the moment it began to."""
+    """Wait until the process rests; CPU time when it began to, within a millisecond, and when."""
     mark_ms, mark_s = cpu_ms(pid), time.perf_counter()
     while time.perf_counter() - mark_s < _REST_S:
         await asyncio.sleep(_SAMPLE_S)
         now_ms = cpu_ms(pid)
         if now_ms - mark_ms > _REST_CPU_MS:
             mark_ms, mark_s = now_ms, time.perf_counter()
-    return cpu_ms(pid), mark_s
+    return mark_ms, mark_s
 
 
 async def round_of(server: Server, model: str, load: Load, num_clients: int) -> Cost:

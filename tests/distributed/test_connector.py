@@ -62,6 +62,7 @@ def test_what_is_sent_together_arrives_before_anybody_is_woken(sides: tuple[Side
     for stream in streams:
         voice.receiver.subscribe(stream, lambda frame: arrived.append(frame.stream), on_arrival)
         thinker.sender.open(voice.receiver.address, stream)
+    voice.settle()  # frames that come before their subscription are handed over with it
     with thinker.sender.together():
         for i, stream in enumerate(streams):
             thinker.sender.push(stream, bytes(LARGE if i == 3 else i))

@@ -18,6 +18,7 @@ import pytest
 from tests.distributed.sides import LARGE, Side, open_and_meet, round_trip
 from vllm_omni.distributed.omni_connectors import wire
 from vllm_omni.distributed.omni_connectors.base import Frame
+from vllm_omni.distributed.omni_connectors.mailbox import Mailbox
 
 
 def test_a_receiver_that_goes_away_fails_the_streams_to_it(sides: tuple[Side, Side]) -> None:
@@ -236,9 +237,8 @@ def test_together_into_a_full_queue_fails_what_runs_and_keeps_the_ends(
     thinker, voice = sides
     open_and_meet(thinker, voice, "ends")
     open_and_meet(thinker, voice, "runs")
-    mailbox = thinker.connector._mailbox
     with monkeypatch.context() as full:
-        full.setattr(mailbox, "post", lambda peer, *parts: False)
+        full.setattr(Mailbox, "post", lambda mailbox, peer, *parts: False)
         with thinker.sender.together():
             thinker.sender.end("ends")
             thinker.sender.push("runs", b"x")

@@ -13,7 +13,13 @@ from vllm_omni.engine.process_child import ChildShell
 
 
 def serve(shell: ChildShell, /) -> None:
-    shell.ready({"OMP_NUM_THREADS": os.environ["OMP_NUM_THREADS"], "mine": os.environ.get("MINE")})
+    shell.ready(
+        {
+            "OMP_NUM_THREADS": os.environ["OMP_NUM_THREADS"],
+            "mine": os.environ.get("MINE"),
+            "switch_interval_s": sys.getswitchinterval(),
+        }
+    )
     while True:
         signal.pause()
 

@@ -17,6 +17,7 @@ import pytest
 
 from tests.engine import shell_targets
 from vllm_omni.config.pipeline import StageKind
+from vllm_omni.engine.interpreter import SWITCH_INTERVAL_S
 from vllm_omni.engine.process_shell import ReplicaProcess
 from vllm_omni.engine.process_status import Beat, ProcessExit
 from vllm_omni.engine.replica_spec import ReplicaSpec
@@ -85,7 +86,11 @@ def wait_gone(pid: int, timeout_s: float = 5.0) -> bool:
 async def test_a_ready_process_has_title_environment_and_threads_of_its_spec() -> None:
     async with running(shell_targets.serve) as process:
         assert title_of(process.pid) == "vllm-omni: voice/1"
-        assert process.info == {"OMP_NUM_THREADS": "3", "mine": "yes"}
+        assert process.info == {
+            "OMP_NUM_THREADS": "3",
+            "mine": "yes",
+            "switch_interval_s": pytest.approx(SWITCH_INTERVAL_S),
+        }
         assert repr(process) == f"<ReplicaProcess voice/1 pid={process.pid} started>"
 
 

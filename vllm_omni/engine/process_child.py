@@ -23,6 +23,7 @@ from types import FrameType
 from typing import IO
 
 from vllm_omni import envs
+from vllm_omni.engine.interpreter import take_short_turns
 from vllm_omni.engine.process_status import (
     Beat,
     Progress,
@@ -185,6 +186,7 @@ def _prepare_process(spec: ReplicaSpec) -> None:
 
     import setproctitle
 
+    take_short_turns()
     setproctitle.setproctitle(f"vllm-omni: {spec.name}")
     multiprocessing.current_process().name = spec.name  # vLLM's log prefix
     faulthandler.enable()

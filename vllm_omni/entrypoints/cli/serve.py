@@ -17,6 +17,7 @@ from vllm_omni import envs
 from vllm_omni.config.deploy import ResolvedConfig
 from vllm_omni.config.detect import detect, locate
 from vllm_omni.config.resolve import resolve
+from vllm_omni.engine.interpreter import take_short_turns
 from vllm_omni.entrypoints.cli.heap import bound_heaps
 from vllm_omni.entrypoints.cli.logs import share_vllm_logging
 from vllm_omni.entrypoints.cli.omni_args import (
@@ -118,6 +119,7 @@ def _serve(args: argparse.Namespace, config: ResolvedConfig) -> None:
     from vllm_omni.entrypoints.openai.server import serve
 
     bound_heaps()
+    take_short_turns()
     # Out of the arguments, which vLLM writes to the log.
     admin_key = vars(args).pop("admin_api_key") or envs.admin_api_key()
     uvloop.run(serve(args, config, admin_key, vars(args).pop("data_dir")))
