@@ -11,9 +11,18 @@ from benchmarks.served import Server, serve
 from tests.e2e.omni_server import wav, wave
 from tests.entrypoints.openai.media.clips import mp4, png
 from tests.examples.test_examples import run, seconds
+from vllm_omni.envs import CPU_KV_CACHE
 from vllm_omni.model_executor.models.qwen3_omni.tiny import make_tiny
 
 pytestmark = [pytest.mark.thorough, pytest.mark.slow, pytest.mark.timeout(600)]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def small_caches() -> Iterator[None]:
+    """Server and example each take half of the memory otherwise."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv(CPU_KV_CACHE, "1")
+        yield
 
 
 @pytest.fixture(scope="module")

@@ -86,12 +86,18 @@ def test_requests_in_a_stage_are_those_that_have_not_left_it(metrics, registry):
     assert samples["requests_total{thinker,aborted}"] == 1
 
 
-def test_audio_slower_than_real_time_is_an_under_run(metrics, registry):
+def test_audio_of_no_length_has_no_real_time_factor(metrics, registry):
     metrics.audio_written("voice", audio_s=1.0, wall_s=1.5)
     metrics.audio_written("voice", audio_s=0.0, wall_s=1.5)
+    assert scraped(registry)["real_time_factor_count{voice}"] == 1
+
+
+def test_silences_are_counted_and_added_up(metrics, registry):
+    metrics.audio_late("voice", 0.25)
+    metrics.audio_late("voice", 0.5)
     samples = scraped(registry)
-    assert samples["audio_under_runs_total{voice}"] == 1
-    assert samples["real_time_factor_count{voice}"] == 1
+    assert samples["audio_under_runs_total{voice}"] == 2
+    assert samples["audio_under_run_seconds_total{voice}"] == 0.75
 
 
 def test_resubmissions_are_counted_by_the_stage_that_died(metrics, registry):

@@ -33,6 +33,9 @@ class EngineMetrics(Protocol):
     def audio_written(self, stage: str, audio_s: float, wall_s: float) -> None:
         """A stage finished a request's audio: its length, and the time since its first input."""
 
+    def audio_late(self, stage: str, seconds: float) -> None:
+        """Samples were sent so long after all before had played. On the API's loop."""
+
     def replica_state(self, stage: str, replica: int, state: str) -> None:
         """A replica is now `starting`, `ready`, `draining`, `backoff` or `stopped`."""
 
@@ -65,6 +68,9 @@ class NullMetrics:
         pass
 
     def audio_written(self, stage: str, audio_s: float, wall_s: float) -> None:
+        pass
+
+    def audio_late(self, stage: str, seconds: float) -> None:
         pass
 
     def replica_state(self, stage: str, replica: int, state: str) -> None:

@@ -58,7 +58,7 @@ class EngineMethods(OmniBase):
             EngineStoppedError: the engine has stopped.
         """
         if self.errored:
-            self._metrics.request_rejected("stopped")
+            self.metrics.request_rejected("stopped")
             raise EngineStoppedError(str(self.dead_error))
         self._admission.check(n)
 

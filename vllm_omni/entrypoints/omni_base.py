@@ -48,14 +48,14 @@ class OmniBase:
         self.pipeline: PipelineConfig = config.pipeline
         self.limits = config.limits
         self._launcher = launcher or FactoryLauncher()
-        self._metrics = metrics or NullMetrics()
+        self.metrics = metrics or NullMetrics()
         self.engine = OmniEngine(
             config,
             self._launcher.replica_specs(config),
             self._launcher.start_replica,
-            metrics=self._metrics,
+            metrics=self.metrics,
         )
-        self._admission = Admission(config.limits.max_in_flight, self._metrics)
+        self._admission = Admission(config.limits.max_in_flight, self.metrics)
         self._router = OutputRouter(
             self.engine.outbox, [stage.name for stage in config.pipeline.stages]
         )

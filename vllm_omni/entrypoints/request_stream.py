@@ -170,7 +170,7 @@ class RequestStreams(OmniBase):
             if internal_id not in self._router:
                 return  # aborted meanwhile
             if death.stage_id is not None:
-                self._metrics.request_resubmitted(self.pipeline.stages[death.stage_id].name)
+                self.metrics.request_resubmitted(self.pipeline.stages[death.stage_id].name)
             self.engine.inbox.put(again)
 
     async def _prepare_again(self, message: AddRequest, internal_id: str) -> AddRequest:

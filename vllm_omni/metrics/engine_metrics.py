@@ -66,6 +66,7 @@ class _Stage:
         self.real_time_factor = HistogramCell(names.REAL_TIME_FACTOR.buckets)
         self.audio_length = HistogramCell(names.AUDIO_LENGTH.buckets)
         self.under_runs = 0
+        self.silence_s = 0.0
 
 
 class _Replica:
@@ -120,7 +121,11 @@ class PrometheusEngineMetrics(Collector):
         counted = self._stage(stage)
         counted.audio_length.observe(audio_s)
         counted.real_time_factor.observe(wall_s / audio_s)
-        counted.under_runs += wall_s > audio_s
+
+    def audio_late(self, stage: str, seconds: float) -> None:
+        counted = self._stage(stage)
+        counted.under_runs += 1
+        counted.silence_s += seconds
 
     def queue_depth(self, stage: str, replica: int, running: int, waiting: int) -> None:
         counted = self._replica(stage, replica)
@@ -188,6 +193,7 @@ class PrometheusEngineMetrics(Collector):
             yield names.AUDIO_SECONDS, [name], stage.audio_length.total
             yield names.AUDIO_LENGTH, [name], stage.audio_length
             yield names.UNDER_RUNS, [name], stage.under_runs
+            yield names.UNDER_RUN_SECONDS, [name], stage.silence_s
 
     def _replica_samples(self) -> Iterator[_Sample]:
         for (stage, number), replica in list(self._replicas.items()):

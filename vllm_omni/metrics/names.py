@@ -100,8 +100,11 @@ AUDIO_LENGTH: Final = Series(
 UNDER_RUNS: Final = Series(
     "audio_under_runs",
     Kind.COUNTER,
-    "Requests whose audio took longer to make than to play.",
+    "Silences in streamed audio: samples were sent when all before had played.",
     (STAGE,),
+)
+UNDER_RUN_SECONDS: Final = Series(
+    "audio_under_run_seconds", Kind.COUNTER, "Length of these silences.", (STAGE,)
 )
 REPLICA_STATE: Final = Series(
     "replica_state",
@@ -136,6 +139,7 @@ ALL: Final = (
     AUDIO_SECONDS,
     AUDIO_LENGTH,
     UNDER_RUNS,
+    UNDER_RUN_SECONDS,
     REPLICA_STATE,
     RESTARTS,
     START_SECONDS,

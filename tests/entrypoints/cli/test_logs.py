@@ -6,6 +6,8 @@ import io
 import logging
 
 import pytest
+from vllm.entrypoints.anthropic import api_router
+from vllm.exceptions import VLLMValidationError
 
 from vllm_omni.entrypoints.cli.logs import ToldErrors
 from vllm_omni.errors import EngineStoppedError
@@ -17,6 +19,10 @@ from vllm_omni.errors import EngineStoppedError
         ("vllm.entrypoints.openai.serving", EngineStoppedError("100 % stopped"), True),
         ("vllm.entrypoints.openai.serving", RuntimeError("a surprise"), False),
         ("vllm.v1.engine", EngineStoppedError("stopped"), False),
+        (api_router.logger.name, VLLMValidationError("the prompt is too long"), True),
+        (api_router.logger.name, ValueError("no such role"), True),
+        (api_router.logger.name, RuntimeError("a surprise"), False),
+        ("vllm.entrypoints.openai.serving", ValueError("a surprise in a stream"), False),
     ],
 )
 def test_only_errors_that_clients_were_told_lose_their_traceback(

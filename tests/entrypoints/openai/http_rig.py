@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import base64
 import dataclasses
+import itertools
 import json
 import socket
 from argparse import Namespace
@@ -16,6 +17,7 @@ from typing import Any, Protocol
 
 import httpx
 import numpy as np
+import pytest
 import uvicorn
 from fastapi import FastAPI
 from openai import AsyncOpenAI
@@ -36,12 +38,15 @@ from vllm_omni.config.deploy import ServerLimits
 from vllm_omni.config.pipeline import PipelineConfig, Task
 from vllm_omni.engine.ar_preparer import ArPreparer
 from vllm_omni.engine.messages import StageOutput, StageRequest
+from vllm_omni.engine.metrics_protocol import NullMetrics
 from vllm_omni.entrypoints.async_omni import AsyncOmni
 from vllm_omni.entrypoints.openai.app import build_omni_app
+from vllm_omni.entrypoints.openai.media.playback import Playback
 from vllm_omni.entrypoints.openai.media.pool import MediaPool
 from vllm_omni.entrypoints.openai.media.wav import wav_header
 from vllm_omni.inputs.prompt import OmniPrompt
 from vllm_omni.outputs.media import AudioChunk
+from vllm_omni.outputs.request_output import OmniRequestOutput
 
 MODEL = "tiny"
 HELLO = ("Hello", " there,", " how are", " you?")
@@ -94,6 +99,20 @@ def speaks_pcm(*parts: bytes, rate_hz: int = 22050) -> Script:
     return script
 
 
+def play(rig: Rig, patch: pytest.MonkeyPatch, pcm: bytes, size: int) -> None:
+    """The engine gives out text, then `pcm` in pieces of `size` bytes that nothing merges."""
+
+    async def generate(*args: object, **kwargs: object) -> AsyncIterator[OmniRequestOutput]:
+        text = text_output("r", HELLO_TEXT, finished=True).text
+        yield OmniRequestOutput(request_id="r", stage="thinker", request_output=text)
+        for at in range(0, len(pcm), size):
+            chunk = AudioChunk(pcm[at : at + size], 22050)
+            yield OmniRequestOutput(request_id="r", stage="voice", audio=chunk)
+        yield OmniRequestOutput(request_id="r", stage="voice", finished=True)
+
+    patch.setattr(rig.omni, "generate", generate)
+
+
 def tone(num_samples: int, rate_hz: int = 22050) -> bytes:
     """A sine of 440 Hz, 16 bit."""
     wave = np.sin(np.arange(num_samples) * (2 * np.pi * 440 / rate_hz)) * 12000
@@ -113,6 +132,18 @@ def audio_part(data: str | None = None, form: str = "wav") -> dict[str, Any]:
 def say(content: object = "hi", **fields: object) -> dict[str, Any]:
     """A chat request of one message."""
     return {"model": MODEL, "messages": [{"role": "user", "content": content}], **fields}
+
+
+def count_silences(patch: pytest.MonkeyPatch, room: str) -> list[tuple[str, float]]:
+    """Where a server's silences go from now on. Its pieces of audio leave a second apart."""
+    silences: list[tuple[str, float]] = []
+    seconds = itertools.count()
+    patch.setattr(NullMetrics, "audio_late", lambda _, *silence: silences.append(silence))
+    patch.setattr(
+        f"vllm_omni.entrypoints.openai.{room}.serving.Playback",
+        lambda metrics: Playback(metrics, lambda: float(next(seconds))),
+    )
+    return silences
 
 
 class RenderingPreparer(FakePreparer):

@@ -20,7 +20,9 @@ from tests.entrypoints.openai.http_rig import (
     Rig,
     TextParts,
     answers,
+    count_silences,
     live,
+    play,
     say,
     serving,
     speaks_pcm,
@@ -29,7 +31,6 @@ from tests.entrypoints.openai.http_rig import (
 from tests.fakes import eventually, failure_output, text_output
 from vllm_omni.engine.messages import StageOutput
 from vllm_omni.outputs.media import AudioChunk
-from vllm_omni.outputs.request_output import OmniRequestOutput
 
 
 @pytest.fixture
@@ -86,6 +87,19 @@ async def test_both_modalities_in_one_choice(rig: Rig) -> None:
     assert {choice["index"] for event in events[:-1] for choice in event["choices"]} == {0}
 
 
+async def test_silences_of_a_streamed_answer_are_counted(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    silences = count_silences(monkeypatch, "chat")
+    play(rig, monkeypatch, tone(6615), 4410)
+    spoken = {"modalities": ["text", "audio"], "audio": {"format": "mp3", "voice": "default"}}
+
+    assert (await rig.chat(**spoken)).status_code == 200
+    assert not silences, "a whole answer has none"
+    await rig.events(**spoken)
+    assert silences == [("voice", pytest.approx(0.9)), ("voice", pytest.approx(0.9))]
+
+
 async def test_audio_alone_streams_its_transcript_and_no_content(rig: Rig) -> None:
     events = await rig.events(modalities=["audio"])
 
@@ -128,20 +142,6 @@ async def test_the_finish_comes_once_and_last(rig: Rig) -> None:
         expiry = [d["audio"].get("expires_at") for d in deltas(chunks, index) if "audio" in d]
         assert isinstance(expiry[-1], int)
         assert audio_bytes(chunks, index)
-
-
-def play(rig: Rig, monkeypatch: pytest.MonkeyPatch, pcm: bytes, size: int) -> None:
-    """The engine gives out text, then `pcm` in pieces of `size` bytes that nothing merges."""
-
-    async def generate(*args: object, **kwargs: object) -> AsyncIterator[OmniRequestOutput]:
-        text = text_output("r", HELLO_TEXT, finished=True).text
-        yield OmniRequestOutput(request_id="r", stage="thinker", request_output=text)
-        for at in range(0, len(pcm), size):
-            chunk = AudioChunk(pcm[at : at + size], 22050)
-            yield OmniRequestOutput(request_id="r", stage="voice", audio=chunk)
-        yield OmniRequestOutput(request_id="r", stage="voice", finished=True)
-
-    monkeypatch.setattr(rig.omni, "generate", generate)
 
 
 @pytest.mark.parametrize("chunk_samples", [1, 2, 3, 7, 25])

@@ -8,9 +8,12 @@ from typing import Any, Final
 import pytest
 import pytest_asyncio
 from pydantic import BaseModel
+from vllm.entrypoints.anthropic.protocol import AnthropicMessagesRequest
 from vllm.entrypoints.openai.completion.protocol import CompletionRequest
+from vllm.entrypoints.openai.responses.protocol import ResponsesRequest
 
 from tests.entrypoints.openai.http_rig import (
+    MODEL,
     Rig,
     TextParts,
     answers,
@@ -43,6 +46,46 @@ CHAT: Final = say(
     audio={"voice": "default", "format": "wav"},
 )
 
+PICTURE: Final = "data:image/png;base64,AAAA"
+RESPONSE: Final[dict[str, Any]] = {
+    "model": MODEL,
+    "input": [
+        {"role": "user", "content": [{"type": "input_text", "text": "hi"}]},
+        {"type": "function_call", "call_id": "c", "name": "f", "arguments": "{}"},
+        {"type": "function_call_output", "call_id": "c", "output": "4"},
+        {"role": "user", "content": [{"type": "input_image", "image_url": PICTURE}]},
+    ],
+    "tools": [{"type": "function", "name": "f", "parameters": {"type": "object"}}],
+    "text": {"format": {"type": "json_schema", "name": "s", "schema": {"type": "object"}}},
+    "reasoning": {"effort": "low"},
+    "max_output_tokens": 3,
+}
+MESSAGES: Final[dict[str, Any]] = {
+    "model": MODEL,
+    "max_tokens": 3,
+    "system": [{"type": "text", "text": "Be kind."}],
+    "messages": [
+        {"role": "user", "content": [{"type": "text", "text": "hi"}]},
+        {
+            "role": "assistant",
+            "content": [{"type": "tool_use", "id": "t", "name": "f", "input": {"a": 1}}],
+        },
+        {
+            "role": "user",
+            "content": [
+                {"type": "tool_result", "tool_use_id": "t", "content": "4"},
+                {
+                    "type": "image",
+                    "source": {"type": "base64", "media_type": "image/png", "data": "AAAA"},
+                },
+            ],
+        },
+    ],
+    "tools": [{"name": "f", "input_schema": {"type": "object"}}],
+    "tool_choice": {"type": "auto"},
+    "thinking": {"type": "enabled", "budget_tokens": 10},
+}
+
 
 def paths(value: object, path: tuple[str | int, ...] = ()) -> Iterator[tuple[str | int, ...]]:
     """Every place in a JSON value."""
@@ -71,7 +114,8 @@ async def send(rig: Rig, url: str, body: object) -> None:
     assert response.status_code < 500 or response.status_code == 501, (body, response.text)
     if response.status_code >= 400:
         error = response.json()["error"]
-        assert isinstance(error["code"], str), error
+        # The other API has no codes.
+        assert isinstance(error["type" if url == "/v1/messages" else "code"], str), error
         assert error["message"]
 
 
@@ -101,6 +145,26 @@ async def test_every_place_of_a_spoken_chat(rig: Rig) -> None:
 async def test_completion_fields(rig: Rig, field: str) -> None:
     for wrong in WRONG:
         await send(rig, "/v1/completions", {"prompt": "hi", field: wrong})
+
+
+@pytest.mark.parametrize("field", sorted({*ResponsesRequest.model_fields, "messages"}))
+async def test_response_fields(rig: Rig, field: str) -> None:
+    for wrong in WRONG:
+        body = {"model": MODEL, "input": "hi", "max_output_tokens": 3, field: wrong}
+        await send(rig, "/v1/responses", body)
+
+
+@pytest.mark.parametrize("field", sorted({*AnthropicMessagesRequest.model_fields, "n"}))
+async def test_message_fields(rig: Rig, field: str) -> None:
+    for wrong in WRONG:
+        await send(rig, "/v1/messages", {**say(max_tokens=3), field: wrong})
+
+
+@pytest.mark.parametrize(("url", "body"), [("/v1/responses", RESPONSE), ("/v1/messages", MESSAGES)])
+async def test_every_place_of_the_other_chats(rig: Rig, url: str, body: dict[str, Any]) -> None:
+    for path in list(paths(body)):
+        for wrong in WRONG:
+            await send(rig, url, replaced(body, path, wrong))
 
 
 @pytest.mark.parametrize("field", sorted({*SpeechRequest.model_fields, "extra"}))

@@ -18,8 +18,10 @@ import soundfile
 from tests.entrypoints.openai.http_rig import (
     Rig,
     TextParts,
+    count_silences,
     live,
     parse_events,
+    play,
     serving,
     speaks_pcm,
     tone,
@@ -65,6 +67,21 @@ async def first_samples(rig: Rig, pcm: bytes) -> AsyncIterator[None]:
 
 async def speak(rig: Rig, **fields: object) -> httpx.Response:
     return await rig.http.post(URL, json={"model": "tiny", "input": "Hello.", **fields})
+
+
+@pytest.mark.parametrize("form", ["mp3", "pcm"])
+@pytest.mark.parametrize("stream_format", ["audio", "sse"])
+async def test_silences_of_streamed_speech_are_counted(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch, form: str, stream_format: str
+) -> None:
+    silences = count_silences(monkeypatch, "speech")
+    with monkeypatch.context() as patch:
+        play(rig, patch, tone(6615), 4410)
+        await speak(rig, response_format="wav")
+        assert not silences, "a whole file has none"
+        response = await speak(rig, response_format=form, stream_format=stream_format)
+    assert response.status_code == 200
+    assert silences == [("voice", pytest.approx(0.9)), ("voice", pytest.approx(0.9))]
 
 
 async def test_mp3_is_the_default(rig: Rig) -> None:

@@ -278,6 +278,22 @@ async def test_a_body_that_is_no_object_is_told_so(rig: Rig, url: str) -> None:
         assert "must be a JSON object" in response.text
 
 
+@pytest.mark.parametrize("body", [say(), {"prompt": "hi", "max_tokens": 2}], ids=["chat", "text"])
+@pytest.mark.parametrize("name", ["other", "\u00e9t\u00e9", "\u6a21\u578b", "a\r\nb"])
+async def test_the_model_of_an_invocation_is_checked(
+    rig: Rig, body: dict[str, Any], name: str
+) -> None:
+    """The library of this route puts a header in its place, or nothing."""
+    mine = await rig.http.post("/invocations", json={**body, "model": MODEL})
+    unnamed = await rig.http.post("/invocations", json={**body, "model": None})
+    other = await rig.http.post("/invocations", json={**body, "model": name})
+
+    assert (mine.status_code, unnamed.status_code) == (200, 200)
+    assert other.status_code == 404, other.text
+    error = other.json()["error"]
+    assert (error["param"], error["code"]) == ("model", "model_not_found")
+
+
 async def test_an_error_of_the_other_api_keeps_its_shape(rig: Rig) -> None:
     response = await rig.http.post(
         "/v1/messages", json={**BODIES["/v1/messages"], "model": "other"}

@@ -16,6 +16,7 @@ import torch
 from transformers import Qwen2_5OmniConfig
 from transformers.models.qwen2_5_omni.modeling_qwen2_5_omni import Qwen2_5OmniToken2WavModel
 
+from tests.parity.qwen2_5_omni.reference import BLOCK, noise_of, spoken_at_once
 from tests.parity.vocoders import Codes, Samples, context, difference, save_part, speak
 from vllm_omni.errors import BadRequestError
 from vllm_omni.generation.model import Work
@@ -28,8 +29,6 @@ from vllm_omni.model_executor.models.qwen2_5_omni.token2wav import MEL_CONTEXT, 
 
 SEEDS = (0, 1, 2)
 RAMPS = ([1], [2], [3], [7], [25], [24, 36])
-BLOCK = 12
-"""Codes in a block of the mel network: each becomes two mel frames."""
 NUM_STEPS = 3
 """Of the flow; the released model takes 10. Fewer make these tests quick and no less strict."""
 HOP = 240
@@ -58,7 +57,7 @@ class Voice:
 
     def mel(self, codes: Codes, seed: int, voice: str, first: int, end: int) -> torch.Tensor:
         """transformers' mel frames of a window of codes, from the request's noise."""
-        noise = _noise(seed, len(codes))[2 * first : 2 * end]
+        noise = noise_of(seed, len(codes))[2 * first : 2 * end]
         speaker = self.speakers[voice]
         with pytest.MonkeyPatch.context() as patched:
             patched.setattr(torch, "randn", lambda *_, **__: torch.from_numpy(noise[None].copy()))
@@ -92,17 +91,6 @@ class Voice:
         return np.concatenate(parts)
 
 
-def _noise(seed: int, num_codes: int) -> Samples:
-    """Noise of a request: each block of mel frames has its own."""
-    blocks = -(-num_codes // BLOCK)
-    shape = (2 * BLOCK, 80)
-    drawn = [
-        np.random.default_rng([seed, i]).standard_normal(shape, dtype=np.float32)
-        for i in range(blocks)
-    ]
-    return np.concatenate(drawn)
-
-
 @pytest.fixture(scope="module", params=SEEDS)
 def voice(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Voice:
     return Voice(tmp_path_factory.mktemp("voice"), request.param)
@@ -118,17 +106,9 @@ def test_a_short_utterance_is_transformers_own_call(voice: Voice, number: int) -
     codes = voice.codes(number)
     (said,) = speak(voice.model([24, 36]), [codes], [SpeechParams(voice="Ethan", seed=5)])
     speaker = voice.speakers["Ethan"]
-    noise = torch.from_numpy(_noise(5, number)[None, : 2 * number].copy())
-    with pytest.MonkeyPatch.context() as patched, torch.inference_mode():
-        patched.setattr(torch, "randn", lambda *_, **__: noise)
-        whole = voice.reference(
-            torch.from_numpy(codes[None, :, 0].astype(np.int64)),
-            conditioning=speaker["cond"],
-            reference_mel=speaker["ref_mel"],
-            num_steps=NUM_STEPS,
-        )
+    whole = spoken_at_once(voice.reference, codes, speaker, seed=5, num_steps=NUM_STEPS)
     assert whole.std() > 0.01, "the reference is silent"
-    assert difference(said, whole.numpy().reshape(-1)) < 1e-4
+    assert difference(said, whole) < 1e-4
 
 
 @pytest.mark.parametrize("ramp", RAMPS, ids=str)

@@ -4,19 +4,34 @@ from __future__ import annotations
 
 import logging
 
+from vllm.exceptions import VLLMClientError
+
 from vllm_omni import envs
 from vllm_omni.errors import OmniError
 
+_ANSWERS_ERRORS = "vllm.entrypoints.anthropic.api_router"
+"""Its routes answer what the client did wrong themselves, and write all of it down."""
+
 
 class ToldErrors(logging.Filter):
-    """An error of ours that vLLM's serving caught went to its client: one line, no traceback."""
+    """An error that vLLM's serving told its client is one line, without a traceback."""
 
     def filter(self, record: logging.LogRecord) -> bool:
         error = record.exc_info[1] if record.exc_info else None
-        if isinstance(error, OmniError) and record.name.startswith("vllm.entrypoints."):
-            text = f"{record.getMessage()} {type(error).__name__}: {error}"
+        if _is_told(record.name, error):
+            text = record.getMessage()
+            if str(error) not in text:
+                text = f"{text} {type(error).__name__}: {error}"
             record.msg, record.args, record.exc_info, record.exc_text = text, (), None, None
         return True
+
+
+def _is_told(name: str, error: BaseException | None) -> bool:
+    """Whether this error is no surprise: ours, or what these routes call the client's fault."""
+    if not name.startswith("vllm.entrypoints."):
+        return False
+    client = (VLLMClientError, ValueError, TypeError) if name == _ANSWERS_ERRORS else ()
+    return isinstance(error, (OmniError, *client))
 
 
 def share_vllm_logging() -> None:

@@ -83,7 +83,7 @@ async def build_omni_app(
         models = OmniModels(app.state.openai_serving_models, capabilities)
         store = AttachedMediaStore(MediaLoader(limits, fetcher, pool))
         install_connector(store)
-        _extend_state(args, app, omni, ChatMedia(capabilities, store, pool))
+        _extend_state(args, app, omni, ChatMedia(capabilities, store, pool, omni.metrics))
         routers = _TEXT_ROUTERS
     else:
         check_tasks(omni.pipeline)

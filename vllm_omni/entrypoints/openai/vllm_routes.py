@@ -21,10 +21,12 @@ from vllm_omni.entrypoints.openai.chat.protocol import OMNI_FIELDS
 from vllm_omni.entrypoints.openai.engine_client import OmniEngineClient
 from vllm_omni.entrypoints.openai.errors import (
     RETRY_AFTER_S,
+    AnsweredError,
     code_of_status,
     describe,
     without_paths,
 )
+from vllm_omni.entrypoints.openai.models.serving import OmniModels
 from vllm_omni.entrypoints.openai.responses import decode_json
 from vllm_omni.entrypoints.openai.transcriptions.protocol import FORM_FIELDS
 from vllm_omni.errors import BadRequestError, OmniError
@@ -51,6 +53,9 @@ _CHECKS_ITSELF: Final = frozenset(
     {"/v1/audio/speech", "/v1/audio/transcriptions", "/v1/chat/completions"}
 )
 """Routes of ours that read their bodies by the same rules."""
+_INVOCATIONS: Final = "/invocations"
+_MODEL_HEADER: Final = "x-amzn-sagemaker-adapter-identifier"
+"""Stands in the place of a body's `model` on that route, also when there is no such header."""
 _ORDINARY_WORDS: Final = frozenset(
     {"audio", "input", "messages", "model", "prompt", "store", "stream", "text", "user"}
 )
@@ -93,7 +98,9 @@ class VllmRoutesMiddleware:
                 return
             try:
                 self._check(body, is_text_only=path in TEXT_ONLY)
-            except OmniError as exc:
+                if path == _INVOCATIONS:
+                    scope = _with_model_as_header(scope, body)
+            except (OmniError, AnsweredError) as exc:
                 await describe(exc).response()(scope, receive, send)
                 return
             receive = replaying(body, receive)
@@ -118,6 +125,25 @@ class VllmRoutesMiddleware:
         num, field = num_answers(fields)
         if num > 1:
             self._client.check_places(num, field)
+
+
+def _with_model_as_header(scope: Scope, body: bytes) -> Scope:
+    """The request with its body's model where this route reads it.
+
+    Raises:
+        AnsweredError: a name that fits no header is not the model's.
+    """
+    fields = decode_json(body) if body else None
+    name = fields.get("model") if isinstance(fields, dict) else None
+    if not isinstance(name, str) or not name or _MODEL_HEADER in Headers(scope=scope):
+        return scope
+    try:
+        value = name.encode("latin-1")
+    except UnicodeEncodeError:
+        models: OmniModels = scope["app"].state.omni_models
+        models.check_name(name)
+        return scope
+    return {**scope, "headers": [*scope["headers"], (_MODEL_HEADER.encode(), value)]}
 
 
 def _check_text(fields: Mapping[str, Any]) -> None:

@@ -15,6 +15,7 @@ from vllm.entrypoints.openai.chat_completion.protocol import (
 from vllm.entrypoints.openai.chat_completion.serving import OpenAIServingChat
 
 from vllm_omni.config.pipeline import Modality, StageKind, Task, plan_route
+from vllm_omni.engine.metrics_protocol import EngineMetrics
 from vllm_omni.entrypoints.openai.capabilities import Capabilities
 from vllm_omni.entrypoints.openai.chat.parts import MediaPart, find_media, refuse_placeholder
 from vllm_omni.entrypoints.openai.chat.protocol import AudioOptions, OmniChatRequest
@@ -29,6 +30,7 @@ from vllm_omni.entrypoints.openai.media.encode import (
     find_format,
 )
 from vllm_omni.entrypoints.openai.media.loader import MediaLoader
+from vllm_omni.entrypoints.openai.media.playback import Playback
 from vllm_omni.entrypoints.openai.media.pool import MediaPool
 from vllm_omni.entrypoints.openai.params import (
     LIST_FIELD,
@@ -55,6 +57,7 @@ class ChatMedia:
     capabilities: Capabilities
     store: AttachedMediaStore
     pool: MediaPool
+    metrics: EngineMetrics
 
     @property
     def loader(self) -> MediaLoader:
@@ -217,6 +220,7 @@ class OmniServingChat(OmniErrorsMixin, OpenAIServingChat):  # type: ignore[misc]
             with_text=self._spoken.with_text,
             form=self._spoken.form,
             pool=self._media.pool,
+            playback=Playback(self._media.metrics),
         )
         (stream,) = self._scope.streams
         text = answer.text_outputs(stream)

@@ -21,9 +21,11 @@ import msgspec
 
 from vllm_omni.entrypoints.openai.events import media_event
 from vllm_omni.entrypoints.openai.media.encode import AudioEncoder, AudioFormat, encode_chunk
+from vllm_omni.entrypoints.openai.media.playback import Playback
 from vllm_omni.entrypoints.openai.media.pool import MediaPool
 from vllm_omni.entrypoints.openai.request_scope import RequestStream
 from vllm_omni.outputs.media import AudioChunk
+from vllm_omni.outputs.request_output import OmniRequestOutput
 
 if TYPE_CHECKING:
     from vllm import RequestOutput
@@ -49,6 +51,7 @@ class SpokenAnswer:
         with_text: bool,
         form: AudioFormat,
         pool: MediaPool,
+        playback: Playback,
     ) -> None:
         self._envelope = {
             "id": request_id,
@@ -58,6 +61,7 @@ class SpokenAnswer:
         }
         self._with_text = with_text
         self._pool = pool
+        self._playback = playback
         self._encoders: dict[int, AudioEncoder] = {i: form.encoder() for i in range(num_choices)}
         self._heard: set[int] = set()
         """Choices of which there was audio."""
@@ -74,7 +78,7 @@ class SpokenAnswer:
                     last = output.request_output
                     yield _without_finish(last, held)
                 if output.audio is not None:
-                    await self._send_audio(output.index, output.audio)
+                    await self._send_audio(output, output.audio)
         for index in self._encoders:
             await self._end_audio(index)
         if last is not None and held:
@@ -105,11 +109,13 @@ class SpokenAnswer:
             raise
         await self._events.put(None)
 
-    async def _send_audio(self, index: int, chunk: AudioChunk) -> None:
+    async def _send_audio(self, output: OmniRequestOutput, chunk: AudioChunk) -> None:
         if not chunk.num_samples:
             return
+        index = output.index
         self._heard.add(index)
         data = await encode_chunk(self._encoders[index], chunk, self._pool)
+        self._playback.sending(output)
         if data:
             await self._send_data(index, data)
 

@@ -33,14 +33,14 @@ async def create_speech(raw_request: Request) -> Response:
     speech = await until_disconnect(raw_request, serving.start(request))
     if request.stream_format == "sse":
         return StreamedResponse(
-            serving.events(speech), source=speech.chunks, media_type="text/event-stream"
+            serving.events(speech), source=speech.outputs, media_type="text/event-stream"
         )
     if request.stream_format is None and speech.form.needs_length:
         data = await until_disconnect(raw_request, serving.file(speech))
         return Response(data, media_type=speech.form.media_type)
     return StreamedResponse(
         serving.stream(speech),
-        source=speech.chunks,
+        source=speech.outputs,
         media_type=speech.form.media_type,
         headers={"X-Sample-Rate": str(speech.sample_rate_hz)},
     )

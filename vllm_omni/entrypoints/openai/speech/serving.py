@@ -22,6 +22,7 @@ from vllm_omni.entrypoints.openai.media.encode import (
     encode_stream,
     find_format,
 )
+from vllm_omni.entrypoints.openai.media.playback import Playback
 from vllm_omni.entrypoints.openai.media.pool import MediaPool
 from vllm_omni.entrypoints.openai.models.serving import OmniModels
 from vllm_omni.entrypoints.openai.responses import primed
@@ -30,6 +31,7 @@ from vllm_omni.errors import BadRequestError, OmniError
 from vllm_omni.inputs.prompt import OmniPrompt
 from vllm_omni.inputs.speech import SpeechParams
 from vllm_omni.outputs.media import AudioChunk
+from vllm_omni.outputs.request_output import OmniRequestOutput
 
 if TYPE_CHECKING:
     from vllm_omni.entrypoints.async_omni import AsyncOmni
@@ -40,7 +42,8 @@ class Speech:
     """A text that is being spoken; its first samples are there."""
 
     form: AudioFormat
-    chunks: AsyncGenerator[AudioChunk, None]
+    outputs: AsyncGenerator[OmniRequestOutput, None]
+    """All have samples."""
     sample_rate_hz: int
     """Of the samples, for raw PCM that has no header to name it."""
     num_characters: int
@@ -71,28 +74,28 @@ class SpeechServing:
         """
         form, params = self._checked(request)
         prompt = OmniPrompt(text=request.input)
-        first, chunks = await primed(self._chunks(prompt, params))
-        if first is None:
+        first, outputs = await primed(self._outputs(prompt, params))
+        if first is None or first.audio is None:
             raise BadRequestError("input has nothing that can be spoken", field="input")
-        return Speech(form, chunks, first.sample_rate_hz, len(request.input))
+        return Speech(form, outputs, first.audio.sample_rate_hz, len(request.input))
 
     async def file(self, speech: Speech) -> bytes:
         """All of it as one file with exact lengths."""
-        async with aclosing(speech.chunks) as chunks:
-            parts = [chunk async for chunk in chunks]
+        async with aclosing(speech.outputs) as outputs:
+            parts = [output.audio async for output in outputs if output.audio is not None]
         whole = AudioChunk(b"".join(part.pcm for part in parts), speech.sample_rate_hz)
         return await self._pool.run(encode_file, speech.form, whole)
 
     def stream(self, speech: Speech) -> AsyncGenerator[bytes, None]:
         """Bytes of one file, as they are made."""
-        return encode_stream(speech.chunks, speech.form, self._pool)
+        return encode_stream(self._played(speech), speech.form, self._pool)
 
     async def events(self, speech: Speech) -> AsyncGenerator[str | bytes, None]:
         """`speech.audio.delta` events, then `speech.audio.done`; an error is an event too."""
         encoder = speech.form.encoder()
         duration_s = 0.0
         try:
-            async with aclosing(speech.chunks) as chunks:
+            async with aclosing(self._played(speech)) as chunks:
                 async for chunk in chunks:
                     duration_s += chunk.duration_s
                     if data := await encode_chunk(encoder, chunk, self._pool):
@@ -110,6 +113,15 @@ class SpeechServing:
             "audio_seconds": round(duration_s, 3),
         }
         yield _event({"type": "speech.audio.done", "usage": usage})
+
+    async def _played(self, speech: Speech) -> AsyncGenerator[AudioChunk, None]:
+        """The samples of a stream, to which somebody listens."""
+        playback = Playback(self._omni.metrics)
+        async with aclosing(speech.outputs) as outputs:
+            async for output in outputs:
+                if output.audio is not None:
+                    playback.sending(output)
+                    yield output.audio
 
     def _checked(self, request: SpeechRequest) -> tuple[AudioFormat, SpeechParams]:
         self._models.check_name(request.model)
@@ -129,9 +141,9 @@ class SpeechServing:
         voice = self._capabilities.check_voice(request.voice_name, "voice")
         return form, SpeechParams(voice=voice, speed=request.speed, seed=request.seed)
 
-    async def _chunks(
+    async def _outputs(
         self, prompt: OmniPrompt, params: SpeechParams
-    ) -> AsyncGenerator[AudioChunk, None]:
+    ) -> AsyncGenerator[OmniRequestOutput, None]:
         outputs = self._omni.generate(
             prompt,
             request_id=f"speech-{uuid4().hex}",
@@ -141,7 +153,7 @@ class SpeechServing:
         async with aclosing(outputs):
             async for output in outputs:
                 if output.audio is not None and output.audio.num_samples:
-                    yield output.audio
+                    yield output
 
 
 def _delta(data: bytes) -> bytes:
