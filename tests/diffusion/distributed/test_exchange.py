@@ -5,12 +5,12 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from functools import partial
 from typing import Any
 
 import pytest
 import torch
 
+from tests.diffusion.distributed.meeting import Meetings
 from vllm_omni.diffusion.distributed.exchange import Exchange, PeerFailedError, RanksLostError
 from vllm_omni.diffusion.distributed.ranks import OneRank, shares
 from vllm_omni.generation.memory_errors import is_out_of_memory
@@ -18,49 +18,18 @@ from vllm_omni.generation.memory_errors import is_out_of_memory
 ROWS = torch.arange(60.0).reshape(5, 3, 4)
 
 
-class Meeting:
-    """Stands for torch.distributed: who comes waits until all have come."""
-
-    def __init__(self, num_ranks: int) -> None:
-        self.sent: list[torch.Tensor | None] = [None] * num_ranks
-        self.num_transfers = 0
-        self._barrier = threading.Barrier(num_ranks)
-
-    def gather(self, rank: int, received: torch.Tensor, sent: torch.Tensor) -> None:
-        try:
-            self.sent[rank] = sent
-            self.num_transfers += rank == 0
-            self._barrier.wait(10)
-            for one, other in zip(received, self.sent, strict=True):
-                assert other is not None
-                one.copy_(other)
-            self._barrier.wait(10)
-        except threading.BrokenBarrierError as error:
-            raise RuntimeError("connection reset by peer") from error
-
-    def leave(self) -> None:
-        self._barrier.abort()
-
-
 def run(num_ranks: int, work: Callable[[Exchange], Any]) -> list[Any]:
     """What each rank returns or raises."""
-    on_host, on_device = Meeting(num_ranks), Meeting(num_ranks)
+    meetings = Meetings(num_ranks)
 
     def one(rank: int) -> Any:
-        exchange = Exchange(
-            rank,
-            num_ranks,
-            "cpu",
-            on_host=partial(on_host.gather, rank),
-            on_device=partial(on_device.gather, rank),
-        )
+        exchange = meetings.exchange(rank)
         try:
             with exchange.step():
                 return work(exchange)
         except BaseException as error:  # noqa: BLE001 - the thread's boundary
-            for meeting in (on_host, on_device):
-                if isinstance(error, RanksLostError):
-                    meeting.leave()
+            if isinstance(error, RanksLostError):
+                meetings.leave()
             return error
 
     with ThreadPoolExecutor(num_ranks) as pool:
