@@ -22,8 +22,8 @@ pytestmark = pytest.mark.slow
 
 NUM_RANKS = 2
 APART = 2 * TOLERANCE
-CHOSEN = ("qwen_image-text_to_image", "z_image", "wan_video-t2v_2_2")
-"""Padded texts, lists, and two denoisers."""
+CHOSEN = [case for case in CASES if case.variant != "edit"]
+"""Editing scales its pictures up, which takes a minute here, and steps as Qwen-Image does."""
 
 
 class Replica(NamedTuple):
@@ -33,7 +33,7 @@ class Replica(NamedTuple):
     meetings: Meetings
 
 
-@pytest.fixture(scope="module", params=[c for c in CASES if str(c) in CHOSEN], ids=str)
+@pytest.fixture(scope="module", params=CHOSEN, ids=str)
 def replica(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Replica:
     case: Case = request.param
     model_dir = case.make(tmp_path_factory.mktemp("tiny") / "model", seed=1)
@@ -76,7 +76,7 @@ def rows_of(pipeline: Any) -> list[int]:
     return counted
 
 
-def test_a_guided_request_is_one_row_for_each_rank(replica: Replica) -> None:
+def test_one_request_is_one_row_for_each_rank_where_it_is_guided(replica: Replica) -> None:
     request = replica.case.request(1, PROMPTS[0], steps=3)
 
     def work(pipeline: Any) -> torch.Tensor:
@@ -90,7 +90,8 @@ def test_a_guided_request_is_one_row_for_each_rank(replica: Replica) -> None:
     for pipeline in replica.several:
         del pipeline.forward
 
-    assert counted == [[1, 1, 1], [1, 1, 1]]
+    is_guided = replica.one.is_guided(request)
+    assert counted == [[1, 1, 1], [1, 1, 1] if is_guided else []]
     assert torch.equal(first, second)
     assert (first - work(replica.one)).abs().max() <= APART
 
