@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,7 @@ from vllm_omni.diffusion.executor.jobs import Decode, Made, Prepare, Step
 from vllm_omni.diffusion.models.qwen_image.tiny import make_tiny
 from vllm_omni.diffusion.worker.worker import Worker
 from vllm_omni.engine.diffusion_client import DiffusionClient
+from vllm_omni.engine.process_status import Heartbeat
 from vllm_omni.errors import ConfigError, StageStartError
 
 __all__ = ["one_thread"]
@@ -105,6 +107,16 @@ async def nothing_held(client: DiffusionClient) -> None:
             await asyncio.sleep(0.2)
 
 
+async def next_beat(client: DiffusionClient) -> Heartbeat:
+    now_s = time.monotonic()
+    async with asyncio.timeout(10):
+        while True:
+            beat = client.heartbeat()
+            if beat is not None and beat.received_s > now_s:
+                return beat
+            await asyncio.sleep(0.1)
+
+
 async def test_one_guided_request_is_what_one_rank_makes(listener: Listener, alone: Alone) -> None:
     await add(listener, "a", "a red fox", seed=4)
     await listener.until_ended("a")
@@ -188,7 +200,21 @@ async def test_what_one_rank_cannot_encode_fails_and_leaves_nothing(
     await nothing_held(listener.client)
 
 
-async def test_after_its_end_no_process_is_left(client: DiffusionClient) -> None:
+async def test_a_rank_that_hangs_holds_up_no_deadline_and_counts_as_no_progress(
+    listener: Listener,
+) -> None:
+    """With one that lasts the supervisor has the replica replaced."""
+    await add(listener, "a", "!hang a", deadline_s=time.monotonic() + 1.5)
+    await listener.until_ended("a")
+    beat = await next_beat(listener.client)
+
+    code, message = failure(listener, "a")
+    assert code == "deadline_exceeded"
+    assert "at step 1 of 6" in message
+    assert beat.num_runnable == 1
+
+
+async def test_after_its_end_no_process_is_left_though_one_hangs(client: DiffusionClient) -> None:
     family = Family(pid_of(client))
     assert len(family) == 2
     await client.shutdown_async(5.0)
