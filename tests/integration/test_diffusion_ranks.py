@@ -122,7 +122,7 @@ async def test_one_guided_request_is_what_one_rank_makes(listener: Listener, alo
     await listener.until_ended("a")
 
     assert_is(listener, "a", alone("a red fox", seed=4))
-    assert listener.steps["a"] == [1, 2, 3, 4, 5, 6]
+    assert listener.steps["a"] == [1, 2, 3, 4, 5, 6, 6]  # the last one with the picture
 
 
 async def test_without_guidance_one_rank_has_the_row(listener: Listener, alone: Alone) -> None:
