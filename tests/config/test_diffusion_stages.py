@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from tests.trio import FakePlatform
+from tests.trio import GPUS, FakePlatform
 from vllm_omni.config import registry
 from vllm_omni.config.deploy import ResolvedStage
 from vllm_omni.config.detect import detect
@@ -127,3 +127,10 @@ def test_random_weights_need_no_files(folder: Path) -> None:
     with pytest.raises(ConfigError, match="stage 'dit' has no weights"):
         resolved(folder)
     assert resolved(folder, engine_options={"load_format": "dummy"}).model_dir == folder
+
+
+def test_a_replica_may_have_several_devices_and_takes_memory_of_each(folder: Path) -> None:
+    stage = resolve(folder, platform=GPUS, stage_overrides=("dit.devices=cuda:0,1",)).stages[0]
+
+    assert stage.deploy.devices == ("cuda:0,1",)
+    assert stage.deploy.memory_fraction == 0.9

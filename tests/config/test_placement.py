@@ -170,3 +170,8 @@ def test_a_light_stage_may_stay_on_the_cpu_of_a_gpu_host(model_dir: Path):
 def test_a_gpu_is_no_device_of_a_cpu_host(model_dir: Path):
     with refused("no device 'cuda:0' here; found cpu"):
         placed(model_dir, "mouth.devices=cuda:0")
+
+
+def test_a_one_shot_replica_has_one_device(model_dir: Path):
+    with refused("stages.mouth.devices: a replica of 'mouth' has one device, not 2"):
+        placed(model_dir, "mouth.devices=cuda:0,1", platform=GPUS)

@@ -15,7 +15,7 @@ import threading
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
@@ -72,6 +72,8 @@ def drawn(request: DiffusionRequest, steps: int | None = None) -> NDArray[np.uin
 
 class StripePipeline:
     """Counts what it is asked for."""
+
+    shares_rows: ClassVar[bool] = False
 
     def __init__(self, context: PipelineContext | None = None) -> None:
         self.capabilities = CAPABILITIES
@@ -138,6 +140,8 @@ class StripePipeline:
 
 class WholePipeline:
     """Makes a whole request, and reports its steps."""
+
+    shares_rows: ClassVar[bool] = False
 
     def __init__(self, context: PipelineContext | None = None) -> None:
         self.capabilities = whole_capabilities(Path())

@@ -16,6 +16,9 @@ BROAD_EXCEPTS: Final[dict[str, str]] = {
         "the orchestrator thread's boundary: whoever waits for the start gets the error"
     ),
     "vllm_omni/engine/orchestrator.py:Orchestrator._guarded": "a request's boundary",
+    "vllm_omni/engine/rank_processes.py:RankProcesses._main": (
+        "the start's boundary: whoever waits for it gets the error"
+    ),
     "vllm_omni/engine/replica_calls.py:call_replicas": ("the caller's boundary: it gets the error"),
     "vllm_omni/engine/process_child.py:ChildShell._beat": "a figure that cannot be had is no news",
     "vllm_omni/engine/process_child.py:run_child": "process boundary: the error goes to the parent",
@@ -125,6 +128,9 @@ OWNED_WAITS: Final[dict[str, str]] = {
     ),
     "vllm_omni/engine/process_shell.py:ReplicaProcess._on_status:self._status.recv": (
         "nobody: the socket does not block"
+    ),
+    "vllm_omni/engine/rank_processes.py:RankProcesses._main:self._closing.wait": (
+        "`close`, which the replica calls however it ends; with its process this thread ends too"
     ),
     "vllm_omni/engine/replica_start.py:ReplicaStarter.start:held.enter_async_context": (
         "the replica that starts on the same device: a start without progress is ended"

@@ -15,7 +15,8 @@ class StageDeploy:
 
     num_replicas: int = 1
     devices: tuple[str, ...] = ()
-    """One device list per replica, `cpu` or `cuda:0` or `cuda:0,1`; empty: the platform decides."""
+    """One device list per replica, `cpu` or `cuda:0` or `cuda:0,1`; empty: the platform decides. A
+    DIFFUSION replica has a rank on each of its devices, which share out the rows of a step."""
     num_threads: int | None = None
     """CPU threads of one replica; None: the platform decides."""
     memory_fraction: float | None = None

@@ -116,6 +116,8 @@ def _check_devices(stage: ResolvedStage, memory: Mapping[str, int], device_type:
             )
         if len(set(devices)) != len(devices) and device_type != "cpu":
             raise PlacementError(f"{key}: a device repeats in {', '.join(devices)}")
+        if stage.config.kind is StageKind.ONE_SHOT and len(devices) > 1:
+            raise PlacementError(f"{key}: a replica of {name!r} has one device, not {len(devices)}")
         if is_ar and len(devices) != world_size(stage):
             raise PlacementError(
                 f"{key}: {len(devices)} devices for a replica of {world_size(stage)} ranks "

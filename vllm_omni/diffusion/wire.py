@@ -96,13 +96,18 @@ def pack_add(
 ) -> list[RawFrame]:
     """The command that begins a request."""
     frames: list[RawFrame] = [b""]
-    data = RequestData(
-        images=tuple(_put(image, frames) for image in request.images),
-        mask=_put(request.mask, frames) if request.mask is not None else None,
-        **{name: getattr(request, name) for name in _PLAIN},
-    )
+    data = pack_request(request, frames)
     frames[0] = encode(Add(data, remaining_s, preview_interval))
     return frames
+
+
+def pack_request(request: DiffusionRequest, frames: list[RawFrame]) -> RequestData:
+    """A request; its pixels are appended to the frames of the message."""
+    return RequestData(
+        images=tuple(put_pixels(image, frames) for image in request.images),
+        mask=put_pixels(request.mask, frames) if request.mask is not None else None,
+        **{name: getattr(request, name) for name in _PLAIN},
+    )
 
 
 def unpack_request(data: RequestData, frames: Sequence[RawFrame]) -> DiffusionRequest:
@@ -112,8 +117,8 @@ def unpack_request(data: RequestData, frames: Sequence[RawFrame]) -> DiffusionRe
         ValueError: a frame is missing or of another size.
     """
     return DiffusionRequest(
-        images=tuple(_take(ref, frames) for ref in data.images),
-        mask=_take(data.mask, frames) if data.mask is not None else None,
+        images=tuple(take_pixels(ref, frames) for ref in data.images),
+        mask=take_pixels(data.mask, frames) if data.mask is not None else None,
         **{name: getattr(data, name) for name in _PLAIN},
     )
 
@@ -155,12 +160,18 @@ def unpack_outputs(message: Outputs, frames: Sequence[RawFrame]) -> list[StageOu
     ]
 
 
-def _put(pixels: NDArray[np.uint8], frames: list[RawFrame]) -> PixelsRef:
+def put_pixels(pixels: NDArray[np.uint8], frames: list[RawFrame]) -> PixelsRef:
+    """Append pixels to the frames of a message; they are not copied."""
     frames.append(np.ascontiguousarray(pixels).data.cast("B"))
     return PixelsRef(len(frames) - 1, pixels.shape)
 
 
-def _take(ref: PixelsRef, frames: Sequence[RawFrame]) -> NDArray[np.uint8]:
+def take_pixels(ref: PixelsRef, frames: Sequence[RawFrame]) -> NDArray[np.uint8]:
+    """The pixels again; they lie where they arrived.
+
+    Raises:
+        ValueError: the frame is missing or of another size.
+    """
     return np.frombuffer(_frame(ref, frames), np.uint8).reshape(ref.shape)
 
 

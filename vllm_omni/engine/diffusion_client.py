@@ -11,11 +11,13 @@ import msgspec
 from vllm_omni.config.pipeline import StageKind
 from vllm_omni.diffusion import wire
 from vllm_omni.diffusion.checks import load_capabilities, make_request
-from vllm_omni.diffusion.models.interface import Capabilities
+from vllm_omni.diffusion.models.interface import Capabilities, ExecutionMode
 from vllm_omni.diffusion.proc import run_diffusion
+from vllm_omni.engine.diffusion_ranks import run_diffusion_ranks
 from vllm_omni.engine.messages import StageOutput, StageRequest
+from vllm_omni.engine.process_child import ChildMain
 from vllm_omni.engine.process_client import ProcessClient
-from vllm_omni.errors import BadRequestError
+from vllm_omni.errors import BadRequestError, ConfigError
 from vllm_omni.generation.wire import RawFrame, UtilityResult
 from vllm_omni.inputs.diffusion import OmniDiffusionSamplingParams
 from vllm_omni.inputs.prompt import OmniPrompt
@@ -34,7 +36,15 @@ class DiffusionClient(ProcessClient):
         self.capabilities = await asyncio.to_thread(
             load_capabilities, self._spec.capabilities, self._spec.model_dir, self._spec.stage
         )
+        if len(self._spec.devices) > 1 and self.capabilities.mode is ExecutionMode.REQUEST:
+            raise ConfigError(
+                f"stages.{self._spec.stage}.devices: this model runs whole requests here, on one "
+                f"device, not on {', '.join(self._spec.devices)}"
+            )
         await super()._start()
+
+    def _target(self) -> ChildMain:
+        return run_diffusion if len(self._spec.devices) == 1 else run_diffusion_ranks
 
     def _pack(self, request: StageRequest) -> list[RawFrame]:
         params, prompt = request.params, request.prompt

@@ -106,13 +106,16 @@ class ProcessClient(abc.ABC):
             "report_address": self._directory.ipc("reports"),
             "data_address": self._directory.ipc("data"),
         }
-        self._process = ReplicaProcess.spawn(type(self).target, self._spec, addresses)
+        self._process = ReplicaProcess.spawn(self._target(), self._spec, addresses)
         await self._process.wait_ready()
         self.data_address = self._process.info["data_address"]
         self._commands.connect(addresses["command_address"])
         self._loop.add_reader(self._reports.fileno(), self._read_reports)
         self._process.died.add_done_callback(self._on_death)
         self._read_reports()  # the socket tells of changes only
+
+    def _target(self) -> ChildMain:
+        return type(self).target
 
     async def add_request_async(self, request: StageRequest) -> None:
         self.check_health()

@@ -75,6 +75,8 @@ class ReplicaProcess:
         """When it arrived."""
         self.on_beat: Callable[[Beat], None] = lambda beat: None
         """Called with each heartbeat, in the loop."""
+        self.on_progress: Callable[[str], None] = lambda what: None
+        """Called with what is being loaded, in the loop."""
         self.died: asyncio.Future[ProcessExit] = loop.create_future()
         """Resolves once, when the process is gone and reaped, whatever way it ended. Never fails.
         Wait for it with `asyncio.wait` or `asyncio.shield`: do not cancel it."""
@@ -237,6 +239,7 @@ class ReplicaProcess:
             case Progress(what):
                 self._doing = what
                 self._watch.mark()
+                self.on_progress(what)
             case Ready():
                 self._decide(message)
             case Failed() if self._failed is not None:

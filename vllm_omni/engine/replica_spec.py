@@ -41,6 +41,8 @@ class ReplicaSpec:
     """`module:function` from model folder to `Capabilities`, for DIFFUSION."""
     memory_fraction: float | None = None
     """Share of each device's memory that it may take."""
+    rank: int | None = None
+    """Of a process that is one of several ranks of its replica; None: the replica's own."""
     incarnation: int = 1
     """Counts the starts of this replica. Part of the addresses it binds, so that what was meant
     for an earlier incarnation does not reach a later one."""
@@ -58,8 +60,9 @@ class ReplicaSpec:
 
     @property
     def name(self) -> str:
-        """`voice/0`: in process titles, log lines and metrics."""
-        return f"{self.stage}/{self.replica_id}"
+        """`voice/0`, `voice/0 rank 1`: in process titles, log lines and metrics."""
+        name = f"{self.stage}/{self.replica_id}"
+        return name if self.rank is None else f"{name} rank {self.rank}"
 
     @property
     def incarnation_name(self) -> str:

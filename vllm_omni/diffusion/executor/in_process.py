@@ -1,4 +1,4 @@
-"""The executor of one rank in the replica's own process: a thread for each lane.
+"""The executor of one rank in the process it is called in: a thread for each lane.
 
 The engine's thread stays free, so commands, aborts and deadlines are taken while a forward runs.
 Both lanes put their kernels on the device's one stream: what encodes or decodes is woven between
@@ -79,7 +79,7 @@ class InProcessExecutor:
         while (job := jobs.get()) is not None:
             try:
                 result = self._runner.run(job, report)
-            except Exception as error:  # noqa: BLE001 - a thread's boundary: the replica ends
+            except BaseException as error:  # noqa: BLE001 - a thread's boundary: the replica ends
                 result = Broken(error)
             self._report(lane, result)
 

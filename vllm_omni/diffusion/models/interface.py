@@ -14,9 +14,10 @@ import enum
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, ClassVar, Protocol
 
 from vllm_omni.config.pipeline import Modality
+from vllm_omni.diffusion.distributed.ranks import OneRank, Ranks
 from vllm_omni.diffusion.request import DiffusionRequest
 
 if TYPE_CHECKING:
@@ -83,6 +84,8 @@ class PipelineContext:
     """The modules stay on the CPU when they are loaded: they are brought to the device in parts."""
     load_format: str = "auto"
     """`auto`: the folder's weights. `dummy`: random weights of the configured shapes."""
+    ranks: Ranks = field(default_factory=OneRank)
+    """Those that take denoise steps together; this process is one of them."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -118,6 +121,8 @@ class DenoiseState:
 class StepPipeline(Protocol):
     """A pipeline cut at its denoise step (`ExecutionMode.STEP`)."""
 
+    shares_rows: ClassVar[bool]
+    """`denoise_step` leaves other ranks their share of the rows; else a replica has one device."""
     capabilities: Capabilities
     components: PipelineComponents
 
@@ -150,7 +155,7 @@ class StepPipeline(Protocol):
     def denoise_step(self, states: Sequence[DenoiseState]) -> None:
         """One forward for members at different timesteps; then each takes its own schedule's step.
         When it raises, no state has changed: the engine runs it once more, for fewer members.
-        Does not wait for the device."""
+        Does not wait for the device. With several ranks it raises on all of them or on none."""
 
     def decode(self, states: Sequence[DenoiseState]) -> Sequence[NDArray[np.uint8]]:
         """The media of each finished state: [height, width, 3] or [frames, height, width, 3]."""
@@ -167,6 +172,8 @@ ReportStep = Callable[[int, int], bool]
 class RequestPipeline(Protocol):
     """A pipeline that runs whole requests (`ExecutionMode.REQUEST`)."""
 
+    shares_rows: ClassVar[bool]
+    """As of `StepPipeline`."""
     capabilities: Capabilities
     components: PipelineComponents
 

@@ -4,8 +4,8 @@ A family gives the reference's arguments for one request and the call of its den
 become rows of a batch, guidance is applied per request, and each request's own noise schedule
 takes its step. The reference pipeline's object holds the modules and encodes prompts.
 
-B rows of a step: the conditional ones of all members, then the unconditional ones. They take one
-forward, or several where `parts` says so.
+B rows of a step: the conditional ones of all members, then the unconditional ones. The ranks of
+the replica share them out; those of one rank take one forward, or several where `parts` says so.
 """
 
 from __future__ import annotations
@@ -76,6 +76,7 @@ class StepState(DenoiseState):
 class StepwisePipeline(ABC):
     """Base of the families' pipelines; implements `StepPipeline`."""
 
+    shares_rows: ClassVar[bool] = True
     reference_class: ClassVar[str]
     """Class of diffusers whose modules and encoders are used."""
     component_dtypes: ClassVar[Mapping[str, torch.dtype]] = {}
@@ -97,6 +98,7 @@ class StepwisePipeline(ABC):
         )
         self.device = torch.device(context.device)
         self.dtype = context.dtype
+        self.ranks = context.ranks
 
     @staticmethod
     @abstractmethod
@@ -223,7 +225,7 @@ class StepwisePipeline(ABC):
 
     def denoise_step(self, states: Sequence[Any]) -> None:
         """The forwards for all; then each state takes the step of its own schedule."""
-        advance(states, self.predict(states))
+        advance(states, self.ranks.all_or_none(lambda: moved(states, self.predict(states))))
 
     def predict(self, states: Sequence[Any]) -> Sequence[torch.Tensor]:
         """The guided prediction for each state's schedule."""
@@ -245,6 +247,13 @@ class StepwisePipeline(ABC):
 
     def _forwards(self, states: Sequence[Any], rows: list[Row]) -> list[torch.Tensor]:
         """The prediction of each row; `states` has the one that it belongs to."""
+        return self.ranks.share_rows(
+            len(rows),
+            lambda mine: self._compute([states[i] for i in mine], [rows[i] for i in mine]),
+        )
+
+    def _compute(self, states: Sequence[Any], rows: list[Row]) -> list[torch.Tensor]:
+        """The rows of this rank."""
         inputs = {id(state): self.model_input(state) for state in states}
         outputs: dict[int, torch.Tensor] = {}
         for number, part in enumerate(self.parts(states, rows)):
@@ -293,14 +302,23 @@ def grouped(keys: Iterable[Hashable]) -> list[list[int]]:
     return list(groups.values())
 
 
-def advance(states: Sequence[StepState], predictions: Sequence[torch.Tensor]) -> None:
-    """Each state's own schedule takes its step; when one raises, none has moved."""
-    moved = []
+Moved = Sequence[tuple[Any, torch.Tensor, torch.Tensor]]
+"""Of each state: its schedule and latents after a step, and the prediction that led there."""
+
+
+def moved(states: Sequence[StepState], predictions: Sequence[torch.Tensor]) -> Moved:
+    """Where each state's own schedule takes it; no state has moved yet."""
+    after = []
     for state, prediction in zip(states, predictions, strict=True):
         schedule = fork(state.schedule)
         (latents,) = schedule.step(prediction, state.timestep, state.latents, return_dict=False)
-        moved.append((schedule, latents, prediction))
-    for state, (schedule, latents, prediction) in zip(states, moved, strict=True):
+        after.append((schedule, latents, prediction))
+    return after
+
+
+def advance(states: Sequence[StepState], after: Moved) -> None:
+    """Every state takes its step."""
+    for state, (schedule, latents, prediction) in zip(states, after, strict=True):
         state.schedule, state.latents, state.prediction = schedule, latents, prediction
         state.step_index += 1
 

@@ -18,12 +18,16 @@ Failures = dict[str, Exception]
 
 NARROW_STEPS: Final = 50
 """For so many steps batches that had no memory run in parts; then they are tried whole again."""
+_MAX_NARROW: Final = 64
+"""Batch keys of which that is remembered."""
 
 
 @dataclass(slots=True)
 class _Narrow:
     width: int
     """Most members of a forward."""
+    members: frozenset[str]
+    """Who took the last step."""
     num_steps: int = NARROW_STEPS
     """For how many steps yet."""
 
@@ -32,7 +36,8 @@ class StepIsolation:
     """Takes denoise steps, and remembers which batches were too large for the memory.
 
     Each attempt without memory costs a forward, a collection of garbage and the device's caches:
-    too much to pay in every step.
+    too much to pay in every step. What is tried follows from the steps alone, whatever else a rank
+    does meanwhile, so all ranks of a replica try the same.
     """
 
     def __init__(self, denoise: Denoise) -> None:
@@ -42,24 +47,22 @@ class StepIsolation:
 
     def step(self, key: Hashable, states: Sequence[DenoiseState]) -> Failures:
         """Take one step of each, who may share a forward; the errors of those that could not."""
-        width = self._width(key, len(states))
+        width = self._width(key, states)
         failures: Failures = {}
         for first in range(0, len(states), width):
             failures |= self._step_apart(key, states[first : first + width])
         return failures
 
-    def forget(self) -> None:
-        """Try everything whole again."""
-        self._narrow.clear()
-
-    def _width(self, key: Hashable, num_states: int) -> int:
+    def _width(self, key: Hashable, states: Sequence[DenoiseState]) -> int:
         narrow = self._narrow.get(key)
         if narrow is None:
-            return num_states
+            return len(states)
+        members, last = _ids(states), narrow.members
+        narrow.members = members
         narrow.num_steps -= 1
-        if not narrow.num_steps:
-            self._narrow.pop(key, None)  # the other lane may have had it forgotten meanwhile
-        return min(narrow.width, num_states)
+        if not narrow.num_steps or members.isdisjoint(last):
+            del self._narrow[key]
+        return len(states) if members.isdisjoint(last) else min(narrow.width, len(states))
 
     def _step_apart(self, key: Hashable, states: Sequence[DenoiseState]) -> Failures:
         """A batch that fails as a whole runs one by one.
@@ -82,8 +85,17 @@ class StepIsolation:
                 failures |= _step(self._denoise, starved[first : first + size])
             width = size
         if width < len(states) and not any(map(is_starved, failures.values())):
-            self._narrow[key] = _Narrow(width)  # else it was one request's own need
+            self._remember(key, _Narrow(width, _ids(states)))  # else it was one request's own need
         return failures
+
+    def _remember(self, key: Hashable, narrow: _Narrow) -> None:
+        self._narrow[key] = narrow
+        if len(self._narrow) > _MAX_NARROW:
+            del self._narrow[next(iter(self._narrow))]
+
+
+def _ids(states: Sequence[DenoiseState]) -> frozenset[str]:
+    return frozenset(state.request.request_id for state in states)
 
 
 def _step(denoise: Denoise, states: Sequence[DenoiseState]) -> Failures:

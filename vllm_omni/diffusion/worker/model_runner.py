@@ -11,6 +11,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from typing import Final, TypeVar
 
+from vllm_omni.diffusion.distributed.ranks import OneRank, Ranks
 from vllm_omni.diffusion.executor.jobs import Job, Made, Prepared, Result, Stepped
 from vllm_omni.diffusion.worker.attachments import Attachments
 from vllm_omni.diffusion.worker.device import Device
@@ -32,10 +33,13 @@ T = TypeVar("T")
 class ModelRunner(abc.ABC):
     """What both kinds of pipeline have in common."""
 
-    def __init__(self, stage: str, device: Device, attachments: Attachments) -> None:
+    def __init__(
+        self, stage: str, device: Device, attachments: Attachments, ranks: Ranks | None = None
+    ) -> None:
         self._stage = stage
         self._device = device
         self._attachments = attachments
+        self._ranks = ranks or OneRank()
         self._failed_in_a_row: Counter[type[Result]] = Counter()
 
     @abc.abstractmethod
@@ -99,7 +103,8 @@ class ModelRunner(abc.ABC):
         self._failed_in_a_row[kind] += 1
         if self._failed_in_a_row[kind] >= MAX_FAILED_IN_A_ROW:
             self._failed_in_a_row[kind] = 0
-            self._self_test()  # raises: the replica ends, its supervisor takes over
+            with self._ranks.apart():  # the others may be doing something else
+                self._self_test()  # raises: the replica ends, its supervisor takes over
 
 
 def _has_only_failed(result: Result) -> bool:

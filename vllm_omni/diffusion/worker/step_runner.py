@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Final
 
 from vllm_omni.diffusion.conditioning import ConditioningCache
+from vllm_omni.diffusion.distributed.ranks import Ranks
 from vllm_omni.diffusion.executor.jobs import (
     Decode,
     Job,
@@ -48,8 +49,9 @@ class StepRunner(ModelRunner):
         attachments: Attachments,
         *,
         cache_bytes: int = 0,
+        ranks: Ranks | None = None,
     ) -> None:
-        super().__init__(stage, device, attachments)
+        super().__init__(stage, device, attachments, ranks)
         self._pipeline = pipeline
         self._states: dict[str, DenoiseState] = {}
         self._cache = ConditioningCache(cache_bytes)
@@ -113,8 +115,6 @@ class StepRunner(ModelRunner):
 
     def _prepare(self, request: DiffusionRequest) -> Prepared:
         request_id = request.request_id
-        if not self._states:
-            self._steps.forget()
         try:
             state = self._retried(lambda: self._initial_state(request))
             key = self._pipeline.batch_key(state), request.lora, request.lora_scale
@@ -145,13 +145,14 @@ class StepRunner(ModelRunner):
         return Stepped(tuple(request_ids), failures)
 
     def _denoise(self, states: Sequence[DenoiseState]) -> None:
-        self._attachments.before_step(states)
-        self._pipeline.denoise_step(states)
-        self._num_forwards += 1
-        self._num_stepped += len(states)
-        self._in_flight.append(self._device.fence())
-        while len(self._in_flight) > MAX_STEPS_AHEAD:
-            self._in_flight.popleft()()
+        with self._ranks.step():
+            self._ranks.all_or_none(lambda: self._attachments.before_step(states))
+            self._pipeline.denoise_step(states)
+            self._num_forwards += 1
+            self._num_stepped += len(states)
+            self._in_flight.append(self._device.fence())
+            while len(self._in_flight) > MAX_STEPS_AHEAD:
+                self._in_flight.popleft()()
 
     def _decode(self, request_id: str) -> Made:
         state = self._states.get(request_id)

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import Final, cast
 
 from vllm_omni.config.diffusion_options import DiffusionEngineArgs
+from vllm_omni.diffusion.distributed.ranks import OneRank, Ranks
 from vllm_omni.diffusion.models.interface import (
     Capabilities,
     ExecutionMode,
@@ -27,24 +28,22 @@ MAX_BATCH_SIZE: Final = 256
 
 
 class Worker:
-    """Made in the replica's process; loads everything.
+    """Made in the process that computes; loads everything. `ranks`: it is one of several.
 
     Raises:
         ConfigError: an option that this model or device cannot serve.
     """
 
-    def __init__(self, spec: ReplicaSpec, progress: Callable[[str], None]) -> None:
+    def __init__(
+        self, spec: ReplicaSpec, progress: Callable[[str], None], ranks: Ranks | None = None
+    ) -> None:
         args = DiffusionEngineArgs(**spec.engine_args)  # type: ignore[arg-type]
-        if len(spec.devices) != 1:
-            raise ConfigError(
-                f"stage {spec.stage!r}: a diffusion replica has one device, not "
-                f"{', '.join(spec.devices)}"
-            )
-        device = Device(spec.devices[0])
+        ranks = ranks or OneRank()
+        device = Device(spec.devices[ranks.rank])
         if spec.memory_fraction is not None:
             device.limit_memory(spec.memory_fraction)
         check_offload(args, device.name)
-        self.pipeline = load_pipeline(spec, device, args)
+        self.pipeline = load_pipeline(spec, device, args, ranks)
         self.capabilities: Capabilities = self.pipeline.capabilities
         self.attachments = attachments = Attachments(
             self.pipeline.components, self.capabilities, args, device.name
@@ -53,7 +52,7 @@ class Worker:
             cast(StepPipeline, self.pipeline).prepare_for_compiler()
         self.max_batch_size = min(spec.max_batch_size, attachments.max_batch_size or MAX_BATCH_SIZE)
         self.max_prepared = args.max_prepared or 2 * self.max_batch_size
-        self.runner = make_runner(spec.stage, self.pipeline, device, attachments, args)
+        self.runner = make_runner(spec.stage, self.pipeline, device, attachments, args, ranks)
         progress("testing the pipeline")
         self.runner.self_test()
         if attachments.compiles and isinstance(self.runner, StepRunner):
@@ -66,12 +65,12 @@ class Worker:
 
 
 def load_pipeline(
-    spec: ReplicaSpec, device: Device, args: DiffusionEngineArgs
+    spec: ReplicaSpec, device: Device, args: DiffusionEngineArgs, ranks: Ranks
 ) -> StepPipeline | RequestPipeline:
     """Import the pipeline's class and load it.
 
     Raises:
-        ConfigError: the class is not there.
+        ConfigError: the class is not there, or cannot do with several devices.
     """
     module, _, name = (spec.model_class or "").partition(":")
     try:
@@ -80,6 +79,11 @@ def load_pipeline(
         )
     except (ImportError, AttributeError, ValueError) as error:
         raise ConfigError(f"model class {spec.model_class!r} cannot be loaded: {error}") from error
+    if len(spec.devices) > 1 and not pipeline_class.shares_rows:
+        raise ConfigError(
+            f"stages.{spec.stage}.devices: {name} does not share its steps out among several "
+            f"devices; a replica has one, not {', '.join(spec.devices)}"
+        )
     return pipeline_class(
         PipelineContext(
             model_dir=spec.model_dir,
@@ -87,6 +91,7 @@ def load_pipeline(
             dtype=device.dtype(args.dtype),
             weights_on_host=args.offload != "none",
             load_format=args.load_format,
+            ranks=ranks,
         )
     )
 
@@ -97,6 +102,7 @@ def make_runner(
     device: Device,
     attachments: Attachments,
     args: DiffusionEngineArgs,
+    ranks: Ranks,
 ) -> ModelRunner:
     """The runner for what the pipeline can do."""
     if pipeline.capabilities.mode is ExecutionMode.REQUEST:
@@ -107,4 +113,5 @@ def make_runner(
         device,
         attachments,
         cache_bytes=args.conditioning_cache_bytes,
+        ranks=ranks,
     )

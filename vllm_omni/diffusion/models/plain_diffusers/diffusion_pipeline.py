@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, ClassVar, Final
 
 import numpy as np
 import PIL.Image
@@ -51,6 +51,8 @@ class _StoppedError(Exception):
 
 class AnyDiffusers:
     """One request from beginning to end; implements `RequestPipeline`."""
+
+    shares_rows: ClassVar[bool] = False
 
     def __init__(self, context: PipelineContext) -> None:
         self.capabilities = capabilities_of(context.model_dir)

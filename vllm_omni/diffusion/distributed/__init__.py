@@ -1,0 +1,1 @@
+"""How the ranks of one replica take a denoise step together."""
