@@ -7,7 +7,9 @@ from typing import Any
 
 import pytest
 import torch
-from vllm.v1.sample.logits_processor import LogitsProcessors
+from vllm import SamplingParams
+from vllm.config import VllmConfig
+from vllm.v1.sample.logits_processor import BatchUpdate, LogitsProcessors
 from vllm.v1.sample.logits_processor.builtin import (
     LogitBiasLogitsProcessor,
     MinPLogitsProcessor,
@@ -141,7 +143,6 @@ def busy(kind: type, **fields: object) -> Any:
         {"no_penalties": False},
         {"logitsprocs": LogitsProcessors([busy(MinPLogitsProcessor, min_p_count=1)])},
         {"logitsprocs": LogitsProcessors([busy(LogitBiasLogitsProcessor, biases={0: {1: 2.0}})])},
-        {"logitsprocs": LogitsProcessors([busy(MinTokensLogitsProcessor, min_toks={0: (1,)})])},
     ],
 )
 def test_other_wishes_are_left_to_vllm(changes: dict[str, Any]) -> None:
@@ -149,6 +150,34 @@ def test_other_wishes_are_left_to_vllm(changes: dict[str, Any]) -> None:
 
     assert is_plain(metadata())
     assert draws.draw(torch.zeros(4, VOCABULARY), metadata(**changes), IDS) is None
+
+
+def at_least(count: int) -> LogitsProcessors:
+    """The second and third request may not end with tokens 7 and 8 before so many tokens."""
+    processor = MinTokensLogitsProcessor(VllmConfig(), CPU, False)
+    params = SamplingParams(min_tokens=count, stop_token_ids=[7, 8])
+    prompts: list[int] = []
+    added = [(i, params, prompts, prompts) for i in (1, 2)]
+    processor.update_state(BatchUpdate(len(IDS), removed=[], added=added, moved=[]))
+    return LogitsProcessors([processor])
+
+
+def test_requests_that_are_too_short_do_not_end() -> None:
+    draws = PlainDraws(seen_tokens())
+    logits = torch.randn(len(IDS), VOCABULARY, dtype=torch.bfloat16)
+    logits[:, 7], logits[:, 8] = 50.0, 40.0
+    wishes = {"temperature": None, "all_greedy": True, "generators": {}}
+
+    free = draws.draw(logits.clone(), metadata(**wishes), IDS)
+    bound = draws.draw(logits.clone(), metadata(**wishes, logitsprocs=at_least(5)), IDS)
+
+    assert free is not None
+    assert bound is not None
+    assert free.tolist() == [7, 7, 7, 7]
+    assert (bound[0], bound[3]) == (7, 7)
+    assert not {7, 8} & {int(bound[1]), int(bound[2])}
+    expected = by_vllm(logits.float(), metadata(**wishes, logitsprocs=at_least(5)))
+    assert bound.tolist() == expected
 
 
 def test_idle_processors_are_plain() -> None:

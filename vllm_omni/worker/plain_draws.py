@@ -2,7 +2,7 @@
 
 A talker's step is short, and vLLM's sampler is some forty small kernels, each launched by the host,
 that the device waits for. What most requests ask for (a repetition penalty, a temperature, top-k,
-top-p, a seed) has one shape for all; a batch with any other wish is left to vLLM's.
+top-p, a seed, a least length) has one shape for all; a batch with any other wish is left to vLLM's.
 
 B requests, V tokens.
 """
@@ -59,6 +59,9 @@ class PlainDraws:
         if not is_plain(metadata):
             return None
         wishes = self._wishes_of(metadata, tuple(request_ids))
+        for processor in metadata.logitsprocs.non_argmax_invariant:
+            if isinstance(processor, MinTokensLogitsProcessor) and processor.min_toks:
+                logits = processor.apply(logits.float())
         noise = self._noise(logits, metadata)
         if self._recorded is self._seen.table:
             (tokens,) = self._graphs(logits, noise, wishes)
@@ -117,18 +120,19 @@ def is_plain(metadata: SamplingMetadata) -> bool:
         and not metadata.bad_words_token_ids
         and metadata.no_penalties
         and (holder is None or not holder.has_tracked_requests())
-        and all(_is_idle(processor) for processor in metadata.logitsprocs.all)
+        and all(_is_plain(processor) for processor in metadata.logitsprocs.all)
     )
 
 
-def _is_idle(processor: LogitsProcessor) -> bool:
+def _is_plain(processor: LogitsProcessor) -> bool:
+    """Whether it does nothing now, or only bars the ends of requests that are too short yet."""
     match processor:
         case MinPLogitsProcessor():
             return not processor.min_p_count
         case LogitBiasLogitsProcessor():
             return not processor.biases
         case MinTokensLogitsProcessor():
-            return not processor.min_toks
+            return True
     return False
 
 
