@@ -18,6 +18,7 @@ import asyncio
 import contextlib
 import json
 import statistics
+import sys
 import tempfile
 import threading
 import time
@@ -26,6 +27,8 @@ from pathlib import Path
 from typing import cast
 
 import torch
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from tools.make_tiny import families
 from vllm_omni.config.pipeline import StageKind

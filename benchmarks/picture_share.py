@@ -13,6 +13,7 @@ import argparse
 import json
 import os
 import statistics
+import sys
 import tempfile
 import time
 from collections.abc import Hashable, Sequence
@@ -21,6 +22,8 @@ from typing import TYPE_CHECKING, Any
 
 import httpx
 import numpy as np
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from benchmarks.served import Server, cpu_seconds, serve
 from vllm_omni.config.registry import ENTRY_POINT_GROUP
