@@ -52,6 +52,11 @@ def frames_of(path: Path) -> int:
         return sum(1 for _ in container.decode(container.streams.video[0]))
 
 
+def size_of(path: Path) -> tuple[int, int]:
+    with Image.open(path) as image:
+        return image.size
+
+
 def test_offline_text_to_image(painter: Server, folder: Path, tmp_path: Path) -> None:
     run(
         "offline_inference/text_to_image.py", "a fox", "a dog", "--model", folder / "painter",
@@ -59,7 +64,7 @@ def test_offline_text_to_image(painter: Server, folder: Path, tmp_path: Path) ->
     )  # fmt: skip
 
     assert len(list(tmp_path.glob("image_?_?.png"))) == 4
-    assert Image.open(tmp_path / "image_1_1.png").size == (64, 64)
+    assert size_of(tmp_path / "image_1_1.png") == (64, 64)
 
 
 def test_online_text_to_image(painter: Server, tmp_path: Path) -> None:
@@ -69,7 +74,7 @@ def test_online_text_to_image(painter: Server, tmp_path: Path) -> None:
     )  # fmt: skip
 
     assert "step 2 of 2" in output
-    assert Image.open(tmp_path / "image_1.png").size == (64, 64)
+    assert size_of(tmp_path / "image_1.png") == (64, 64)
 
 
 def test_image_to_image(editor: Path, picture: Path, tmp_path: Path) -> None:
