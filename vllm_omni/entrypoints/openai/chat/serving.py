@@ -17,6 +17,7 @@ from vllm.entrypoints.openai.chat_completion.serving import OpenAIServingChat
 from vllm_omni.config.pipeline import Modality, StageKind, Task, plan_route
 from vllm_omni.engine.metrics_protocol import EngineMetrics
 from vllm_omni.entrypoints.openai.capabilities import Capabilities
+from vllm_omni.entrypoints.openai.chat.deltas import PlainAnswer, is_plain
 from vllm_omni.entrypoints.openai.chat.parts import MediaPart, find_media, refuse_placeholder
 from vllm_omni.entrypoints.openai.chat.protocol import AudioOptions, OmniChatRequest
 from vllm_omni.entrypoints.openai.chat.renderer import ChatRenderer
@@ -84,6 +85,9 @@ class OmniServingChat(OmniErrorsMixin, OpenAIServingChat):  # type: ignore[misc]
         self._media = media
         self._scope = RequestScope()
         self._spoken: _Spoken | None = None
+        self._tells_more = bool(
+            self.parser_cls or self.enable_log_outputs or self.enable_force_include_usage
+        )
         self._speaks_tokens = self.parser_cls is not None and self._include_reasoning_tokens_details
         stage = media.capabilities.pipeline.stages[self._stage_id]
         self.default_sampling_params: dict[str, Any] = {
@@ -203,7 +207,7 @@ class OmniServingChat(OmniErrorsMixin, OpenAIServingChat):  # type: ignore[misc]
     def chat_completion_stream_generator(
         self,
         request: OmniChatRequest,
-        result_generator: AsyncIterator[RequestOutput],
+        result_generator: AsyncGenerator[RequestOutput, None],
         request_id: str,
         model_name: str,
         *args: Any,
@@ -211,8 +215,15 @@ class OmniServingChat(OmniErrorsMixin, OpenAIServingChat):  # type: ignore[misc]
     ) -> AsyncGenerator[str | bytes, None]:
         """vLLM's events, with audio between them when the answer is spoken."""
         write = super().chat_completion_stream_generator
+
+        def written(outputs: AsyncIterator[RequestOutput]) -> AsyncGenerator[str, None]:
+            return write(request, outputs, request_id, model_name, *args, **kwargs)  # type: ignore[no-any-return]
+
+        if self._spoken is None and not self._tells_more and is_plain(request):
+            plain = PlainAnswer(request_id, model_name, self.get_chat_request_role(request))
+            return plain.events(result_generator, written)
         if self._spoken is None:
-            return write(request, result_generator, request_id, model_name, *args, **kwargs)
+            return written(result_generator)
         answer = SpokenAnswer(
             request_id=request_id,
             model=model_name,
@@ -223,8 +234,7 @@ class OmniServingChat(OmniErrorsMixin, OpenAIServingChat):  # type: ignore[misc]
             playback=Playback(self._media.metrics),
         )
         (stream,) = self._scope.streams
-        text = answer.text_outputs(stream)
-        return answer.events(write(request, text, request_id, model_name, *args, **kwargs))
+        return answer.events(written(answer.text_outputs(stream)))
 
     async def _speak(self, response: ChatCompletionResponse) -> None:
         """Put the audio into the choices of a whole answer."""

@@ -1,0 +1,98 @@
+"""Plain streamed answers: events are those that vLLM's generator writes for the same outputs."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from typing import Any
+
+import pytest
+
+from tests.entrypoints.openai.http_rig import HELLO_TEXT, Rig, TextParts, answers, serving
+from tests.fakes import Script
+from vllm_omni.entrypoints.openai.chat import serving as chat
+
+
+@pytest.fixture
+async def rig(text_parts: TextParts) -> AsyncIterator[Rig]:
+    async with serving(text_parts) as rig:
+        yield rig
+
+
+@pytest.fixture
+def made(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Ids of the answers that were written here and not by vLLM."""
+    ids: list[str] = []
+
+    class Counted(chat.PlainAnswer):
+        def __init__(self, request_id: str, model: str, role: str) -> None:
+            super().__init__(request_id, model, role)
+            ids.append(request_id)
+
+    monkeypatch.setattr(chat, "PlainAnswer", Counted)
+    return ids
+
+
+def comparable(events: list[Any]) -> list[Any]:
+    """Events without what is another one's for each request; those of one answer share them."""
+    ids = {(event["id"], event["created"]) for event in events if "id" in event}
+    assert len(ids) <= 1
+    return [{**event, "id": "", "created": 0} if "id" in event else event for event in events]
+
+
+@pytest.mark.parametrize(
+    "script",
+    [
+        answers("one"),
+        answers("", "one"),
+        answers("one ", "", 'two "quoted" \\ \n', "dr\u00fcei \U0001f600", ""),
+        answers("one ", "two", reason="length"),
+        answers(""),
+    ],
+    ids=["one", "late", "letters", "length", "nothing"],
+)
+@pytest.mark.parametrize(
+    "fields",
+    [{}, {"stream_options": {"include_usage": True}}, {"add_generation_prompt": False}],
+    ids=["", "usage", "role"],
+)
+async def test_events_are_those_of_vllm(
+    rig: Rig,
+    script: Script,
+    fields: dict[str, Any],
+    made: list[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    rig.thinker.script = script
+
+    ours = await rig.events(**fields)
+    assert len(made) == 1
+    monkeypatch.setattr(chat, "is_plain", lambda request: False)
+    theirs = await rig.events(**fields)
+
+    assert len(made) == 1
+    assert comparable(ours) == comparable(theirs)
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"n": 2},
+        {"logprobs": True},
+        {"return_token_ids": True},
+        {"echo": True},
+        {"stream_options": {"include_usage": True, "continuous_usage_stats": True}},
+    ],
+    ids=lambda fields: next(iter(fields)),
+)
+async def test_what_tells_more_is_left_to_vllm(
+    rig: Rig, fields: dict[str, Any], made: list[str]
+) -> None:
+    await rig.chat(stream=True, **fields)
+    assert not made
+
+
+async def test_the_words_are_there(rig: Rig, made: list[str]) -> None:
+    events = await rig.events()
+    texts = [event["choices"][0]["delta"].get("content") for event in events[:-1]]
+    assert "".join(texts) == HELLO_TEXT
+    assert made
