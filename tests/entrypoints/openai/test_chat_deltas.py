@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator
 from typing import Any
 
 import pytest
+from vllm.outputs import CompletionOutput, RequestOutput
 
 from tests.entrypoints.openai.http_rig import HELLO_TEXT, Rig, TextParts, answers, serving
 from tests.fakes import Script
 from vllm_omni.entrypoints.openai.chat import serving as chat
+from vllm_omni.entrypoints.openai.chat.deltas import PlainAnswer
 
 
 @pytest.fixture
@@ -96,3 +98,22 @@ async def test_the_words_are_there(rig: Rig, made: list[str]) -> None:
     texts = [event["choices"][0]["delta"].get("content") for event in events[:-1]]
     assert "".join(texts) == HELLO_TEXT
     assert made
+
+
+async def test_an_answer_without_a_finish_is_not_said_twice() -> None:
+    async def outputs() -> AsyncGenerator[RequestOutput, None]:
+        for text in ("one ", "two"):
+            choice = CompletionOutput(0, text, [7], None, None)
+            yield RequestOutput("r", None, [1, 2], None, [choice], False)
+
+    async def write(rest: AsyncIterator[RequestOutput]) -> AsyncGenerator[str, None]:
+        yield "data: role"
+        async for output in rest:
+            (choice,) = output.outputs
+            yield f"data: {choice.text}|{len(choice.token_ids)}"
+
+    answer = PlainAnswer("r", "m", "assistant")
+    events = [event async for event in answer.events(outputs(), write)]
+    assert [b'"content":"one "' in event for event in events] == [False, True, False, False]
+    assert [b"two" in event for event in events] == [False, False, True, False]
+    assert events[-1] == b"data: |2", "vLLM's generator counts all tokens"

@@ -104,8 +104,12 @@ class PlainAnswer:
         if last is not None:
             (choice,) = last.outputs
             whole = copy.copy(last)
-            token_ids = [*self._token_ids, *choice.token_ids]
-            whole.outputs = [dataclasses.replace(choice, token_ids=token_ids)]
+            if choice.finish_reason is None:  # it was written already, and nothing came after it
+                rest = dataclasses.replace(choice, text="", token_ids=self._token_ids)
+            else:
+                token_ids = [*self._token_ids, *choice.token_ids]
+                rest = dataclasses.replace(choice, token_ids=token_ids)
+            whole.outputs = [rest]
             yield whole
         async for output in outputs:
             yield output

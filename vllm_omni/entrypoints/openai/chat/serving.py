@@ -217,13 +217,16 @@ class OmniServingChat(OmniErrorsMixin, OpenAIServingChat):  # type: ignore[misc]
         write = super().chat_completion_stream_generator
 
         def written(outputs: AsyncIterator[RequestOutput]) -> AsyncGenerator[str, None]:
-            return write(request, outputs, request_id, model_name, *args, **kwargs)  # type: ignore[no-any-return]
+            events: AsyncGenerator[str, None] = write(
+                request, outputs, request_id, model_name, *args, **kwargs
+            )
+            return events
 
-        if self._spoken is None and not self._tells_more and is_plain(request):
+        if self._spoken is None:
+            if self._tells_more or not is_plain(request):
+                return written(result_generator)
             plain = PlainAnswer(request_id, model_name, self.get_chat_request_role(request))
             return plain.events(result_generator, written)
-        if self._spoken is None:
-            return written(result_generator)
         answer = SpokenAnswer(
             request_id=request_id,
             model=model_name,
