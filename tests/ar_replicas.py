@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -16,11 +17,14 @@ from vllm_omni.engine.ar_launch import start_ar_replica
 from vllm_omni.engine.messages import StageOutput, StageRequest, StreamSource, StreamTarget
 from vllm_omni.engine.replica_spec import ReplicaSpec
 
+DEVICE = os.environ.get("VLLM_OMNI_TEST_DEVICE", "cpu")
+"""Where replicas compute: "cuda:0" shows that a GPU's workers do what those of a CPU do."""
+
 ENGINE_ARGS = {"dtype": "float32", "kv_cache_memory_bytes": 64 << 20}
 
 
 def spec_of(model_dir: Path, **changes: object) -> ReplicaSpec:
-    """A replica of one thread on CPU."""
+    """A replica of one thread."""
     fields: dict[str, object] = {
         "stage": "thinker",
         "stage_id": 0,
@@ -28,7 +32,7 @@ def spec_of(model_dir: Path, **changes: object) -> ReplicaSpec:
         "kind": StageKind.AUTOREGRESSIVE,
         "model_dir": model_dir,
         "model_class": None,
-        "devices": ("cpu",),
+        "devices": (DEVICE,),
         "num_threads": 1,
         "max_batch_size": 8,
         "start_timeout_s": 60.0,

@@ -18,6 +18,10 @@ def capture(*layers: int, dtype: torch.dtype = torch.float32) -> StateCapture:
     return made
 
 
+def slots(made: StateCapture, block_ids: list[int], spans: list[list[int]]) -> torch.Tensor:
+    return torch.from_numpy(made.slots(block_ids, spans))
+
+
 def column(*values: float) -> torch.Tensor:
     return torch.tensor(values).unsqueeze(1)
 
@@ -36,7 +40,8 @@ def test_chunks_of_a_prompt_are_read_as_a_whole() -> None:
     rows.keep(column(10, 11, 12), None, torch.tensor([20, 21, 22]))
     rows.keep(column(13, 14, 99), None, torch.tensor([23, 8]))  # a padded row at the end
 
-    (found,) = rows.read(blocks, [[0, 2], [3, 2]])
+    spans = [[0, 2], [3, 2]]
+    ((found,),) = rows.read(slots(rows, blocks, spans), [spans])
 
     assert found.rows.flatten().tolist() == [10, 11, 13, 14]
     payload = found.payload()
@@ -54,7 +59,7 @@ def test_rows_of_cached_blocks_are_still_there_for_another_request() -> None:
     rows.keep(column(0), [column(1, 2, 3, 4)], torch.tensor([4, 5, 6, 7]))
     rows.keep(column(0), [column(5)], torch.tensor([12]))
 
-    (found,) = rows.read([1, 3], [[0, 5]])
+    ((found,),) = rows.read(slots(rows, [1, 3], [[0, 5]]), [[[0, 5]]])
 
     assert found.rows.flatten().tolist() == [1, 2, 3, 4, 5]
 
@@ -64,15 +69,15 @@ def test_layers_are_told_apart_whatever_their_order() -> None:
     assert rows.aux_layers == (0, 3)
     rows.keep(column(100), [column(1), column(30)], torch.tensor([0]))
 
-    found = [c.rows.item() for c in rows.read([0], [[0, 1]])]
+    (found,) = rows.read(torch.tensor([0]), [[[0, 1]]])
 
-    assert found == [100, 30, 1]
+    assert [one.rows.item() for one in found] == [100, 30, 1]
 
 
 def test_half_precision_travels_as_its_bits() -> None:
     rows = capture(LAST_HIDDEN, dtype=torch.bfloat16)
     rows.keep(column(1.5), None, torch.tensor([0]))
-    (found,) = rows.read([0], [[0, 1]])
+    ((found,),) = rows.read(torch.tensor([0]), [[[0, 1]]])
 
     payload = found.payload()
 
@@ -83,3 +88,18 @@ def test_half_precision_travels_as_its_bits() -> None:
 
 def test_memory_beside_the_cache_is_known_before_it_is_taken() -> None:
     assert capture(LAST_HIDDEN, 3).row_bytes(2048, torch.bfloat16) == 2 * 2048 * 2
+
+
+def test_rows_of_several_requests_are_one_copy_and_are_told_apart() -> None:
+    rows = capture(LAST_HIDDEN)
+    rows.keep(column(1, 2, 3, 4), None, torch.tensor([4, 5, 12, 20]))
+    spans = [[[0, 2]], [], [[7, 1], [9, 1]]]
+
+    found = rows.read(torch.tensor([4, 5, 12, 20]), spans)
+
+    assert [[one.rows.flatten().tolist() for one in of_one] for of_one in found] == [
+        [[1, 2]],
+        [],
+        [[3, 4]],
+    ]
+    assert rows.read(torch.tensor([]), []) == []

@@ -6,7 +6,7 @@ import pytest
 
 pytest.importorskip("vllm.v1.worker.gpu_worker")
 
-from vllm_omni.worker.gpu_worker import prompt_sizes
+from vllm_omni.worker.gpu_runner import prompt_sizes
 
 
 def test_two_for_each_doubling_and_one_that_is_no_multiple_of_sixteen() -> None:

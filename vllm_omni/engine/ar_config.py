@@ -126,7 +126,8 @@ def build_vllm_config(spec: ReplicaSpec) -> tuple[VllmConfig, dict[str, str]]:
     arguments = engine_arguments(spec)
     with _contained_environment() as written:
         if "worker_cls" in arguments:
-            os.environ["VLLM_USE_V2_MODEL_RUNNER"] = "0"  # ours extends the first one
+            # Ours extend vLLM's first one on the CPU, and its second one elsewhere.
+            os.environ["VLLM_USE_V2_MODEL_RUNNER"] = str(int(spec.devices[0] != "cpu"))
         try:
             config = AsyncEngineArgs(**arguments).create_engine_config(
                 UsageContext.OPENAI_API_SERVER

@@ -10,8 +10,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import torch
 
 from vllm_omni.config.pipeline import LAST_HIDDEN, CaptureScope
@@ -51,7 +53,7 @@ class StateCapture:
         self.layers = tuple(layers)
         self.scope = scope
         self._buffers: list[torch.Tensor] = []
-        self._block_size = 0
+        self.block_size = 0
 
     def __repr__(self) -> str:
         return f"<StateCapture layers={self.layers} {self.scope}>"
@@ -65,11 +67,22 @@ class StateCapture:
         """What the buffers take for each slot of the KV cache."""
         return len(self.layers) * width * dtype.itemsize
 
+    def share_of_kv(
+        self, available_bytes: int, specs: Iterable[Any], width: int, dtype: torch.dtype
+    ) -> int:
+        """What of this memory the KV cache may take, so that the rows fit beside it.
+
+        Args:
+            specs: vLLM's `KVCacheSpec`s of all layers.
+        """
+        per_slot = sum(spec.page_size_bytes / spec.block_size for spec in specs)
+        return int(available_bytes * per_slot / (per_slot + self.row_bytes(width, dtype)))
+
     def allocate(
         self, num_blocks: int, block_size: int, width: int, dtype: torch.dtype, device: torch.device
     ) -> None:
         """Make the buffers, when the KV cache is made."""
-        self._block_size = block_size
+        self.block_size = block_size
         self._buffers = [
             torch.zeros(num_blocks * block_size, width, dtype=dtype, device=device)
             for _ in self.layers
@@ -85,17 +98,36 @@ class StateCapture:
         for buffer, layer in zip(self._buffers, self.layers, strict=True):
             buffer.index_copy_(0, slots.long(), by_layer[layer][:num_tokens].to(buffer.dtype))
 
-    def read(self, block_ids: Sequence[int], spans: Spans) -> Iterable[Captured]:
-        """Start to copy a request's rows to the host."""
-        if not spans or not self._buffers:
-            return
-        positions = np.concatenate([np.arange(first, first + count) for first, count in spans])
+    def slots(self, block_ids: Sequence[int], spans: Spans) -> npt.NDArray[np.int64]:
+        """Where a request's rows lie, from the blocks of its KV cache."""
+        positions = positions_of(spans)
         blocks = np.asarray(block_ids, dtype=np.int64)
-        slots = blocks[positions // self._block_size] * self._block_size
-        index = torch.from_numpy(slots + positions % self._block_size)
+        found: npt.NDArray[np.int64] = blocks[positions // self.block_size] * self.block_size
+        return found + positions % self.block_size
+
+    def read(self, slots: torch.Tensor, spans: Sequence[Spans]) -> list[list[Captured]]:
+        """Start to copy rows of several requests to the host: one copy for each layer.
+
+        Args:
+            slots: those of the first request by position, then those of the next, on the device.
+            spans: which positions of each request they are.
+        """
+        found: list[list[Captured]] = [[] for _ in spans]
+        if not slots.numel():
+            return found
+        lengths = [sum(count for _, count in of_one) for of_one in spans]
         for layer, buffer in enumerate(self._buffers):
-            rows = buffer.index_select(0, index.to(buffer.device, non_blocking=True))
-            yield Captured(layer, spans, rows.to("cpu", non_blocking=True))
+            rows = buffer.index_select(0, slots).to("cpu", non_blocking=True)
+            for captured, of_one, part in zip(found, spans, rows.split(lengths), strict=True):
+                if of_one:
+                    captured.append(Captured(layer, of_one, part))
+        return found
+
+
+def positions_of(spans: Spans) -> npt.NDArray[np.int64]:
+    """Spans as ascending positions."""
+    parts = [np.arange(first, first + count, dtype=np.int64) for first, count in spans]
+    return np.concatenate(parts) if parts else np.empty(0, dtype=np.int64)
 
 
 def spans_of(positions: Iterable[int]) -> Spans:

@@ -97,6 +97,10 @@ class ConditionedInputs:
         request = self._requests.get(request_id)
         return request.positions if request is not None else None
 
+    def has_all(self, batch: Sequence[Scheduled]) -> bool:
+        """Whether every row of a step is filled here."""
+        return all(part.request_id in self._requests for part in batch)
+
     def disclaim(self, is_token_id: np.ndarray, batch: Sequence[Scheduled]) -> None:
         """Say of the step's rows that are filled here that they are no token ids."""
         row = 0

@@ -12,6 +12,8 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from vllm_omni.worker.transfer import on_device
+
 PAGE_ROWS: Final = 64
 REST_ROW: Final = 0
 """The model's constant condition."""
@@ -74,23 +76,17 @@ class RowPool:
 
     def write(self, indices: Indices, rows: torch.Tensor) -> None:
         """Write rows where `indices` says."""
-        self.rows.index_copy_(0, self._on_device(indices), rows.to(self.rows.dtype))
+        self.rows.index_copy_(0, on_device(indices, self.rows.device), rows.to(self.rows.dtype))
 
     def read(self, indices: Indices) -> torch.Tensor:
         """The rows where `indices` says."""
-        return self.rows.index_select(0, self._on_device(indices))
+        return self.rows.index_select(0, on_device(indices, self.rows.device))
 
     def release(self, sequence: RowSequence) -> None:
         """Give a request's pages back."""
         self._free += reversed(sequence.pages)
         sequence.pages = []
         sequence.length = 0
-
-    def _on_device(self, indices: Indices) -> torch.Tensor:
-        index = torch.from_numpy(indices)
-        if self.rows.device.type == "cpu":
-            return index
-        return index.pin_memory().to(self.rows.device, non_blocking=True)
 
     def _grow(self) -> None:
         num_rows = self.rows.shape[0]

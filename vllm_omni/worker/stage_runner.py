@@ -10,21 +10,21 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
 import torch
 from vllm.v1.outputs import SamplerOutput
 
-from vllm_omni.config.pipeline import CaptureScope
-from vllm_omni.core.conditioning import KIND_POSITIONS, REPETITION_KEY
-from vllm_omni.core.payloads import StepPayload, as_array
+from vllm_omni.core.conditioning import REPETITION_KEY
 from vllm_omni.core.stage_scheduler import updates_of
-from vllm_omni.core.token_streams import targets_of
-from vllm_omni.worker.capture import Captured, Spans, StateCapture, spans_of
+from vllm_omni.worker.capture import StateCapture
 from vllm_omni.worker.conditioned_inputs import ConditionedInputs, Scheduled
 from vllm_omni.worker.conditioned_model import SampledBatch
 from vllm_omni.worker.plain_draws import PlainDraws
 from vllm_omni.worker.seen_tokens import SeenTokens
+from vllm_omni.worker.sent_rows import ReadPrompt, SentRows
 from vllm_omni.worker.stage_options import StageOptions
 from vllm_omni.worker.step_output import CodesOnTheWay, PendingStep, with_payloads
+from vllm_omni.worker.transfer import on_device
 
 # vLLM's runner, which is behind this class in the bases of every runner, is untyped to us:
 # attributes below that are not set here and methods that `super()` finds are its own. Hence the
@@ -37,8 +37,10 @@ class StageRunnerMixin:
     def __init__(self, vllm_config: Any, *args: Any, **kwargs: Any) -> None:
         options = StageOptions.of(vllm_config.additional_config)
         self._capture: StateCapture | None = None
+        self._sent: SentRows | None = None
         if options.capture_layers is not None and options.capture_scope is not None:
             self._capture = StateCapture(options.capture_layers, options.capture_scope)
+            self._sent = SentRows(options.capture_scope)
         self._is_conditioned = options.is_conditioned
         self._inputs: ConditionedInputs | None = None
         self._seen: SeenTokens | None = None
@@ -48,14 +50,12 @@ class StageRunnerMixin:
         self._parts: list[Scheduled] = []
         """What that step read of each request, by row of the batch."""
         self._codes: torch.Tensor | None = None
-        self._num_sent: dict[str, int] = {}
-        """Positions whose rows have left, by request that has rows to send."""
         super().__init__(vllm_config, *args, **kwargs)  # type: ignore[call-arg]
 
     def load_model(self, *args: Any, **kwargs: Any) -> None:
         super().load_model(*args, **kwargs)  # type: ignore[misc]
         if self._capture is not None and self._capture.aux_layers:
-            _record_layers(self.model, self._capture.aux_layers)  # type: ignore[attr-defined]
+            record_layers(self.model, self._capture.aux_layers)  # type: ignore[attr-defined]
             self.use_aux_hidden_state_outputs = True
         if self._is_conditioned:
             self._inputs = ConditionedInputs(
@@ -91,13 +91,12 @@ class StageRunnerMixin:
         """What of this memory the KV cache may take, so that the kept rows fit beside it."""
         if self._capture is None:
             return available_bytes
-        specs = self.get_kv_cache_spec().values()  # type: ignore[attr-defined]
-        per_slot = sum(spec.page_size_bytes / spec.block_size for spec in specs)
-        beside = self._capture.row_bytes(
+        return self._capture.share_of_kv(
+            available_bytes,
+            self.get_kv_cache_spec().values(),  # type: ignore[attr-defined]
             self.model_config.get_hidden_size(),  # type: ignore[attr-defined]
             self.dtype,  # type: ignore[attr-defined]
         )
-        return int(available_bytes * per_slot / (per_slot + beside))
 
     def capture_model(self) -> Any:
         taken = super().capture_model()  # type: ignore[misc]
@@ -109,12 +108,10 @@ class StageRunnerMixin:
         return taken
 
     def _update_states(self, scheduler_output: Any) -> Any:
-        for request_id in scheduler_output.finished_req_ids:
-            self._num_sent.pop(request_id, None)
-        if self._capture is not None:
+        if self._sent is not None:
+            self._sent.finish(scheduler_output.finished_req_ids)
             for new in scheduler_output.scheduled_new_reqs:
-                if any(target.conditions for target in targets_of(new.sampling_params)):
-                    self._num_sent[new.req_id] = 0
+                self._sent.begin(new.req_id, new.sampling_params)
         if self._inputs is not None:
             self._inputs.finish(scheduler_output.finished_req_ids)
             self._inputs.update(updates_of(scheduler_output))
@@ -243,55 +240,28 @@ class StageRunnerMixin:
             pending.codes = CodesOnTheWay(self._codes.to("cpu", non_blocking=True))
             discarded = self.discard_request_mask.np  # type: ignore[attr-defined]
             pending.codes.rows = [i for i in range(len(scheduled)) if not discarded[i]]
-        if self._capture is not None and self._num_sent:
-            for row, part in enumerate(scheduled):
-                num_sent = self._num_sent.get(part.request_id)
-                if num_sent is not None:
-                    found = self._rows_to_send(self._capture, part, num_sent)
-                    if found:
-                        pending.captured[row] = found
+        if self._capture is not None and self._sent is not None:
+            due = self._sent.due(scheduled, self._read_prompt)
+            slots = [
+                self._capture.slots(self._block_ids(each.part.request_id), each.spans)
+                for each in due
+            ]
+            rows = on_device(np.concatenate(slots), self.device) if slots else torch.empty(0)  # type: ignore[attr-defined]
+            for each, captured in zip(
+                due, self._capture.read(rows, [each.spans for each in due]), strict=True
+            ):
+                pending.captured[each.row] = [*each.payloads, *captured]
         return pending
 
-    def _rows_to_send(
-        self, capture: StateCapture, part: Scheduled, num_sent: int
-    ) -> list[Captured | StepPayload]:
-        """Rows of a request that conditions another stage, once its prompt is read."""
-        state = self.requests[part.request_id]  # type: ignore[attr-defined]
-        num_computed = part.first + part.count
-        if num_computed < state.num_prompt_tokens or num_computed <= num_sent:
-            return []
-        found: list[Captured | StepPayload] = []
-        if not num_sent and state.mrope_positions is not None and state.mm_features:
-            found.append(_positions_payload(state.mrope_positions))
-        if capture.scope is CaptureScope.ALL:
-            spans = [[num_sent, num_computed - num_sent]]
-            self._num_sent[part.request_id] = num_computed
-        else:
-            spans = _media_spans(state)
-            del self._num_sent[part.request_id]
-        found += capture.read(state.block_ids[0], spans)
-        return found
+    def _block_ids(self, request_id: str) -> Sequence[int]:
+        return self.requests[request_id].block_ids[0]  # type: ignore[attr-defined, no-any-return]
+
+    def _read_prompt(self, request_id: str) -> ReadPrompt:
+        state = self.requests[request_id]  # type: ignore[attr-defined]
+        return ReadPrompt(state.num_prompt_tokens, state.mm_features, lambda: state.mrope_positions)
 
 
-def _media_spans(state: Any) -> Spans:
-    """Positions of the prompt that are filled with media."""
-    positions: list[int] = []
-    for feature in state.mm_features:
-        place = feature.mm_position
-        positions += [
-            place.offset + i
-            for i in range(place.length)
-            if place.is_embed is None or place.is_embed[i]
-        ]
-    return spans_of(sorted(set(positions)))
-
-
-def _positions_payload(positions: torch.Tensor) -> StepPayload:
-    data, _ = as_array(positions.to(torch.int32).cpu())
-    return StepPayload({"kind": KIND_POSITIONS}, data)
-
-
-def _record_layers(model: Any, layers: tuple[int, ...]) -> None:
+def record_layers(model: Any, layers: tuple[int, ...]) -> None:
     """Have the forward return the inputs of these layers too."""
     if hasattr(model, "set_aux_hidden_state_layers"):
         model.set_aux_hidden_state_layers(layers)
