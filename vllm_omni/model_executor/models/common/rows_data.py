@@ -36,9 +36,11 @@ def positions_in(frame: Frame) -> list[int]:
     return [first + i for first, count in frame.meta["spans"] for i in range(count)]
 
 
-def tensor_of(data: npt.NDArray[Any]) -> torch.Tensor:
-    """As a tensor; 16 bits unsigned are bfloat16."""
+def tensor_of(data: npt.NDArray[Any], device: torch.device) -> torch.Tensor:
+    """As a tensor on a device; 16 bits unsigned are bfloat16. The host does not wait for it."""
     import torch
 
-    tensor = torch.from_numpy(np.ascontiguousarray(data))
+    from vllm_omni.worker.transfer import on_device
+
+    tensor = on_device(np.ascontiguousarray(data), device)
     return tensor.view(torch.bfloat16) if tensor.dtype is torch.uint16 else tensor

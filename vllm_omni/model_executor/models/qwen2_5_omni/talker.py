@@ -139,9 +139,9 @@ class Talker(nn.Module, SupportsMRoPE):
         if rows.kind == NONE:
             return torch.zeros(len(rows), self.row_width, device=weight.device)
         if rows.kind == TEXT:
-            known = torch.tensor([self._known[int(token)] for token in rows.data])
-            return self.text_embed(known.to(weight.device))
-        data = tensor_of(rows.data).to(weight.device)
+            known = np.array([self._known[int(token)] for token in rows.data])
+            return self.text_embed(tensor_of(known, weight.device))
+        data = tensor_of(rows.data, weight.device)
         if rows.kind == CODEC:
             return self.model.embed_tokens(data)
         assert rows.kind == STATES, f"no rows of kind {rows.kind!r}"

@@ -132,7 +132,7 @@ class Talker(nn.Module, SupportsMRoPE):
         device = self.suppressed.device
         if rows.kind == NONE:
             return torch.zeros(len(rows), self.row_width, device=device)
-        data = tensor_of(rows.data).to(device)
+        data = tensor_of(rows.data, device)
         if rows.kind == TEXT:
             return self.text_projection(self.thinker_embed(data))
         if rows.kind == CODEC:
@@ -151,8 +151,7 @@ class Talker(nn.Module, SupportsMRoPE):
         num_draws = self.code_predictor.num_groups - 1
         noise = self._sampler.noise(num_draws, batch.is_greedy, batch.generators, device)
         if self._greedy_flags[0] != batch.is_greedy:
-            flags = torch.tensor(batch.is_greedy).to(device, non_blocking=True)
-            self._greedy_flags = batch.is_greedy, flags
+            self._greedy_flags = batch.is_greedy, tensor_of(np.array(batch.is_greedy), device)
         codes, base = self._make_frames(batch.hidden, batch.token_ids, noise, self._greedy_flags[1])
         return codes, base
 
