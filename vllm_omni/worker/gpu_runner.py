@@ -8,10 +8,11 @@ is used here is named in `tests/vllm_compat/test_gpu_runner_contract.py`.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 import torch
+from vllm.sampling_params import SamplingParams
 from vllm.v1.worker.gpu.input_batch import InputBatch
 from vllm.v1.worker.gpu.model_runner import GPUModelRunner
 
@@ -26,6 +27,9 @@ from vllm_omni.worker.stage_options import StageOptions
 from vllm_omni.worker.stage_runner import record_layers
 from vllm_omni.worker.step_output import CodesOnTheWay, PendingStep, with_payloads
 from vllm_omni.worker.transfer import on_device
+
+_SAMPLED: Final = SamplingParams(temperature=0.9, top_k=50, repetition_penalty=1.05)
+_NUCLEUS: Final = SamplingParams(temperature=0.9, top_k=50, top_p=0.9, repetition_penalty=1.05)
 
 
 class StageGPURunner(GPUModelRunner):  # type: ignore[misc]  # vLLM is not typed
@@ -97,7 +101,22 @@ class StageGPURunner(GPUModelRunner):  # type: ignore[misc]  # vLLM is not typed
         if self._inputs is not None and not profile_only:
             with torch.inference_mode():
                 self.get_model().warm_up(self.max_num_reqs)
+                self._warm_sampler_up()
         return taken
+
+    def _warm_sampler_up(self) -> None:
+        """Compile the sampler's kernels for what is asked of a talker: the first requests would wait
+        for it. A kernel differs for one row, for multiples of sixteen and for others."""
+        for params in (_SAMPLED, _NUCLEUS):
+            for num_rows in (1, 2, 16):
+                if num_rows > self.max_num_reqs:
+                    break
+                for row in range(num_rows):
+                    self.sampler.add_request(row, params)
+                self.sampler.apply_staged_writes()
+                batch = InputBatch.make_dummy(num_rows, num_rows, self.input_buffers)
+                logits = torch.zeros(num_rows, self.vocab_size, device=self.device)
+                self.sampler(logits.to(self.dtype), batch)
 
     def finish_requests(self, scheduler_output: Any) -> None:
         # Those alone that are over: a preempted request keeps its rows and its random numbers.

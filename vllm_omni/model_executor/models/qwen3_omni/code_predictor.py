@@ -9,7 +9,7 @@ graph could not hold.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -27,6 +27,9 @@ from vllm.model_executor.layers.linear import (
 from vllm.model_executor.models.utils import AutoWeightsLoader, WeightsMapper
 
 from vllm_omni.model_executor.models.common.code_sampling import CodeSampler
+
+if TYPE_CHECKING:
+    from vllm_omni.model_executor.models.qwen3_omni.fused_code_predictor import FusedCodePredictor
 
 # B requests, H heads of keys and values, G heads of queries for each, K positions, D width.
 
@@ -167,14 +170,22 @@ class CodePredictor(nn.Module):
         )
         self.num_groups = config.num_code_groups
         self._kv_shape = (config.num_key_value_heads, config.num_code_groups, config.head_dim)
-        self._sampler = sampler
+        self.sampler = sampler
         self._read_one: Callable[..., tuple[Tensor, Tensor]] = self.model.forward
         self._choose_one: Callable[..., tuple[Tensor, Tensor]] = self._choose
+        self._fused: FusedCodePredictor | None = None
 
     def join_kernels(self) -> None:
-        """Compile what is done for each position; the next calls take the time."""
+        """On a GPU: compile what is done for each position, and take kernels of our own for a few
+        requests; the next calls take the time."""
+        from vllm_omni.model_executor.models.qwen3_omni.fused_code_predictor import (
+            FusedCodePredictor,
+        )
+
         self._read_one = torch.compile(self.model.forward, fullgraph=True)
         self._choose_one = torch.compile(self._choose, fullgraph=True)
+        if FusedCodePredictor.knows(self):
+            self._fused = FusedCodePredictor(self)
 
     def forward(
         self, hidden: Tensor, first_embed: Tensor, noise: Tensor, is_greedy: Tensor
@@ -186,6 +197,8 @@ class CodePredictor(nn.Module):
             first_embed: the first code's embedding, `[B, width]`.
             noise: `CodeSampler.noise` of `groups - 1` draws.
         """
+        if self._fused is not None and self._fused.is_quicker(hidden.shape[0]):
+            return self._fused(hidden, first_embed, noise, is_greedy)
         kv = hidden.new_zeros(len(self.model.layers), 2, hidden.shape[0], *self._kv_shape)
         self._read(hidden, kv, 0)
         codes, total = [], torch.zeros_like(first_embed, dtype=torch.float32)
@@ -209,7 +222,7 @@ class CodePredictor(nn.Module):
         self, state: Tensor, head: Tensor, embedding: Tensor, noise: Tensor, is_greedy: Tensor
     ) -> tuple[Tensor, Tensor]:
         """One group's code and its embedding."""
-        code = self._sampler.choose(functional.linear(state, head), noise, is_greedy)
+        code = self.sampler.choose(functional.linear(state, head), noise, is_greedy)
         return code, functional.embedding(code, embedding)
 
     def load_weights(self, weights: Iterable[tuple[str, Tensor]]) -> set[str]:
