@@ -33,6 +33,7 @@ class Flux(StepwisePipeline):
     """dev and schnell."""
 
     reference_class: ClassVar[str] = "FluxPipeline"
+    modulation_reads_text: ClassVar[bool] = True
 
     @staticmethod
     def describe(context: PipelineContext) -> Capabilities:
@@ -97,6 +98,19 @@ class Flux(StepwisePipeline):
             return_dict=False,
         )
         return output.split(1)
+
+    def time_embedder(self) -> torch.nn.Module:
+        embedder: torch.nn.Module = self.reference.transformer.time_text_embed
+        return embedder
+
+    def embed_time(self, state: Any, row: Row, timesteps: torch.Tensor) -> torch.Tensor:
+        dtype, num_steps = state.latents.dtype, len(timesteps)
+        guidance = self._guidance([state] * num_steps)
+        scales = [] if guidance is None else [guidance.to(dtype) * 1000]
+        embedding: torch.Tensor = self.reference.transformer.time_text_embed.forward(
+            timesteps.to(dtype) / 1000 * 1000, *scales, row[POOLED].expand(num_steps, -1)
+        )
+        return embedding
 
     def _guidance(self, states: Sequence[Any]) -> torch.Tensor | None:
         """The distilled guidance scale of each row."""
