@@ -11,6 +11,7 @@ from typing import Any, ClassVar, Final
 
 import torch
 
+from vllm_omni.diffusion.accelerations import feed_forward
 from vllm_omni.diffusion.models.flux import capabilities
 from vllm_omni.diffusion.models.interface import Capabilities, DenoiseState, PipelineContext
 from vllm_omni.diffusion.models.step_pipeline import (
@@ -38,6 +39,10 @@ class Flux(StepwisePipeline):
     @staticmethod
     def describe(context: PipelineContext) -> Capabilities:
         return capabilities.text_to_image(context.model_dir)
+
+    def prepare_for_compiler(self) -> None:
+        feed_forward.fuse_gelu(self.reference.transformer)
+        feed_forward.fuse_gelu_beside_attention(self.reference.transformer)
 
     def is_guided(self, request: DiffusionRequest) -> bool:
         return (request.true_cfg_scale or 0.0) > 1 and request.negative_prompt is not None

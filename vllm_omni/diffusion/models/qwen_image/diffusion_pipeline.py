@@ -10,7 +10,7 @@ import PIL.Image
 import torch
 from diffusers.pipelines.qwenimage import pipeline_qwenimage_edit
 
-from vllm_omni.diffusion.accelerations import flash_attention
+from vllm_omni.diffusion.accelerations import feed_forward, flash_attention
 from vllm_omni.diffusion.models.interface import Capabilities, DenoiseState, PipelineContext
 from vllm_omni.diffusion.models.qwen_image import capabilities
 from vllm_omni.diffusion.models.qwen_image.rotary import use_real_numbers
@@ -48,6 +48,7 @@ class QwenImage(StepwisePipeline):
 
     def prepare_for_compiler(self) -> None:
         use_real_numbers(self.reference.transformer)
+        feed_forward.fuse_gelu(self.reference.transformer)
 
     def time_embedder(self) -> torch.nn.Module | None:
         config = self.reference.transformer.config
