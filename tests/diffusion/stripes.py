@@ -84,6 +84,9 @@ class StripePipeline:
         self.on_step: Callable[[Sequence[DenoiseState]], None] = lambda states: None
         self.hang = threading.Event()
 
+    def look_modulations_up(self, max_batch_size: int, max_prepared: int) -> bool:
+        return False
+
     def conditioning_key(self, request: DiffusionRequest) -> Hashable:
         return request.prompt
 

@@ -37,6 +37,9 @@ class DiffusionEngineArgs:
     step_cache_threshold: float = 0.08
     """The relative change of the first block below which the rest of a step is taken from the
     cache: for requests without `quality`; half of it for `high`, never for `lossless`."""
+    modulations: Literal["auto", "each_step"] = "auto"
+    """Of the denoiser's blocks. `auto`: computed for many steps at once where the model's depend on
+    nothing that a step changes, and weights are not offloaded. `each_step`: as the model does."""
     lora_modules: Mapping[str, str] = field(default_factory=dict)
     """LoRA adapters by name: path of a folder or a safetensors file."""
     conditioning_cache_bytes: int = 256 * 1024 * 1024

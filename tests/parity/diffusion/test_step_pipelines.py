@@ -56,7 +56,10 @@ def pair(
         mender = SimpleNamespace(fix_text=lambda text: text)
         patch.setattr(pipeline_wan_i2v, "ftfy", mender, raising=False)
         model_dir = case.make(tmp_path_factory.mktemp("tiny") / "model", seed=1)
-        yield Pair(case, case.load(model_dir), load_the_reference(model_dir))
+        ours = case.load(model_dir)
+        if ours.look_modulations_up(max_batch_size=4, max_prepared=8):
+            ours.modulations.window = 2  # so that requests here take several
+        yield Pair(case, ours, load_the_reference(model_dir))
 
 
 def begin(pipeline: Any, request: DiffusionRequest) -> Any:

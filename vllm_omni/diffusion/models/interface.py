@@ -133,6 +133,10 @@ class StepPipeline(Protocol):
         """Called once where the denoisers' blocks will be compiled: put what the compiler takes in
         place of what it would leave to single kernels. Results may differ by rounding."""
 
+    def look_modulations_up(self, max_batch_size: int, max_prepared: int) -> bool:
+        """Called once, where weights stay on the device: have the blocks' modulations computed for
+        many steps at once. False: the model's cannot be."""
+
     def conditioning_key(self, request: DiffusionRequest) -> Hashable:
         """Everything `encode` reads of a request: equal keys mean equal conditioning. Texts as they
         are, images by a cryptographic digest."""

@@ -15,12 +15,13 @@ import copy
 import hashlib
 from abc import ABC, abstractmethod
 from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 from diffusers.models.cache_utils import CacheMixin
 
+from vllm_omni.diffusion.accelerations.modulation import Modulations, Table, Tables, Wanted
 from vllm_omni.diffusion.models.interface import (
     Capabilities,
     DenoiseState,
@@ -62,6 +63,8 @@ class StepState(DenoiseState):
     """Of classifier-free guidance."""
     prediction: torch.Tensor | None = None
     """The last one, for previews."""
+    modulations: Tables = field(default_factory=dict)
+    """Of its steps to come."""
 
     @property
     def is_guided(self) -> bool:
@@ -83,6 +86,8 @@ class StepwisePipeline(ABC):
     max_text_tokens: ClassVar[int] = 512
     unused_components: ClassVar[tuple[str, ...]] = ()
     """Parts of the checkpoint that are not loaded."""
+    modulation_reads_text: ClassVar[bool] = False
+    """The blocks' modulations depend on more of a row than its timestep."""
 
     def __init__(self, context: PipelineContext) -> None:
         self.capabilities = self.describe(context)
@@ -99,6 +104,7 @@ class StepwisePipeline(ABC):
         self.device = torch.device(context.device)
         self.dtype = context.dtype
         self.ranks = context.ranks
+        self.modulations: Modulations | None = None
 
     @staticmethod
     @abstractmethod
@@ -132,6 +138,29 @@ class StepwisePipeline(ABC):
 
     def prepare_for_compiler(self) -> None:  # noqa: B027 - nothing is an answer
         """Nothing, where the reference's blocks compile well."""
+
+    def time_embedder(self) -> torch.nn.Module | None:
+        """What makes the embedding that every block projects to its modulations; None: they are
+        not to be looked up."""
+        return None
+
+    def embed_time(self, state: Any, row: Row, timesteps: torch.Tensor) -> torch.Tensor:
+        """What `time_embedder` makes of timesteps [S] in a forward of this row: [S, D]."""
+        raise NotImplementedError
+
+    def look_modulations_up(self, max_batch_size: int, max_prepared: int) -> bool:
+        """Have the modulations of many steps computed at once; whether the model can."""
+        embedder = self.time_embedder()
+        if embedder is None:
+            return False
+        [denoiser] = self.components.denoisers.values()
+        self.modulations = Modulations(
+            denoiser,
+            embedder,
+            max_rows=2 * max_batch_size,
+            max_tables=max_prepared * (2 if self.modulation_reads_text else 1),
+        )
+        return True
 
     def text_length_of(self, request: DiffusionRequest) -> int:
         """Most tokens of a text that the encoder keeps.
@@ -258,15 +287,37 @@ class StepwisePipeline(ABC):
         outputs: dict[int, torch.Tensor] = {}
         for number, part in enumerate(self.parts(states, rows)):
             members = [states[i] for i in part]
-            with self._remembering(f"part {number}"):
+            part_rows = [rows[i] for i in part]
+            with self._remembering(f"part {number}"), self._modulated(members, part_rows):
                 predictions = self.forward(
                     members,
                     torch.cat([inputs[id(state)] for state in members]),
                     torch.stack([state.timestep for state in members]),
-                    [rows[i] for i in part],
+                    part_rows,
                 )
             outputs |= zip(part, predictions, strict=True)
         return [outputs[i] for i in range(len(rows))]
+
+    @contextlib.contextmanager
+    def _modulated(self, states: Sequence[Any], rows: list[Row]) -> Iterator[None]:
+        """The forward within is that of these rows."""
+        if self.modulations is None:
+            yield
+            return
+        self.modulations.announce([self._wanted(*pair) for pair in zip(states, rows, strict=True)])
+        try:
+            yield
+        finally:
+            self.modulations.withdraw()
+
+    def _wanted(self, state: StepState, row: Row) -> Wanted:
+        key = self.modulation_reads_text and row is state.conditioning.negative
+        return Wanted(
+            state.modulations.setdefault(key, Table()),
+            state.step_index,
+            state.num_steps,
+            lambda start, end: self.embed_time(state, row, state.schedule.timesteps[start:end]),
+        )
 
     @contextlib.contextmanager
     def _remembering(self, name: str) -> Iterator[None]:

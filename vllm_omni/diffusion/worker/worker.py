@@ -52,6 +52,8 @@ class Worker:
             cast(StepPipeline, self.pipeline).prepare_for_compiler()
         self.max_batch_size = min(spec.max_batch_size, attachments.max_batch_size or MAX_BATCH_SIZE)
         self.max_prepared = args.max_prepared or 2 * self.max_batch_size
+        if self.capabilities.mode is ExecutionMode.STEP and args.offload == "none":
+            self._look_modulations_up(args)
         self.runner = make_runner(spec.stage, self.pipeline, device, attachments, args, ranks)
         progress("testing the pipeline")
         self.runner.self_test()
@@ -62,6 +64,12 @@ class Worker:
                 self.runner.warm_up(batch)
         elif args.compile_sizes:
             raise ConfigError("compile_sizes: this replica compiles nothing")
+
+    def _look_modulations_up(self, args: DiffusionEngineArgs) -> None:
+        if args.modulations == "each_step":
+            return
+        pipeline = cast(StepPipeline, self.pipeline)
+        pipeline.look_modulations_up(self.max_batch_size, self.max_prepared)
 
 
 def load_pipeline(

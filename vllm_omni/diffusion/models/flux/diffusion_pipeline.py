@@ -11,6 +11,7 @@ from typing import Any, ClassVar, Final
 
 import torch
 
+from vllm_omni.diffusion.accelerations import feed_forward
 from vllm_omni.diffusion.models.flux import capabilities
 from vllm_omni.diffusion.models.interface import Capabilities, DenoiseState, PipelineContext
 from vllm_omni.diffusion.models.step_pipeline import (
@@ -33,10 +34,15 @@ class Flux(StepwisePipeline):
     """dev and schnell."""
 
     reference_class: ClassVar[str] = "FluxPipeline"
+    modulation_reads_text: ClassVar[bool] = True
 
     @staticmethod
     def describe(context: PipelineContext) -> Capabilities:
         return capabilities.text_to_image(context.model_dir)
+
+    def prepare_for_compiler(self) -> None:
+        feed_forward.fuse_gelu(self.reference.transformer)
+        feed_forward.fuse_gelu_beside_attention(self.reference.transformer)
 
     def is_guided(self, request: DiffusionRequest) -> bool:
         return (request.true_cfg_scale or 0.0) > 1 and request.negative_prompt is not None
@@ -97,6 +103,19 @@ class Flux(StepwisePipeline):
             return_dict=False,
         )
         return output.split(1)
+
+    def time_embedder(self) -> torch.nn.Module:
+        embedder: torch.nn.Module = self.reference.transformer.time_text_embed
+        return embedder
+
+    def embed_time(self, state: Any, row: Row, timesteps: torch.Tensor) -> torch.Tensor:
+        dtype, num_steps = state.latents.dtype, len(timesteps)
+        guidance = self._guidance([state] * num_steps)
+        scales = [] if guidance is None else [guidance.to(dtype) * 1000]
+        embedding: torch.Tensor = self.reference.transformer.time_text_embed.forward(
+            timesteps.to(dtype) / 1000 * 1000, *scales, row[POOLED].expand(num_steps, -1)
+        )
+        return embedding
 
     def _guidance(self, states: Sequence[Any]) -> torch.Tensor | None:
         """The distilled guidance scale of each row."""

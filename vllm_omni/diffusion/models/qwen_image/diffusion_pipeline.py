@@ -10,7 +10,7 @@ import PIL.Image
 import torch
 from diffusers.pipelines.qwenimage import pipeline_qwenimage_edit
 
-from vllm_omni.diffusion.accelerations import flash_attention
+from vllm_omni.diffusion.accelerations import feed_forward, flash_attention
 from vllm_omni.diffusion.models.interface import Capabilities, DenoiseState, PipelineContext
 from vllm_omni.diffusion.models.qwen_image import capabilities
 from vllm_omni.diffusion.models.qwen_image.rotary import use_real_numbers
@@ -48,6 +48,20 @@ class QwenImage(StepwisePipeline):
 
     def prepare_for_compiler(self) -> None:
         use_real_numbers(self.reference.transformer)
+        feed_forward.fuse_gelu(self.reference.transformer)
+
+    def time_embedder(self) -> torch.nn.Module | None:
+        config = self.reference.transformer.config
+        if config.get("zero_cond_t") or config.get("use_additional_t_cond"):
+            return None  # rows of two times, or of more than the time
+        embedder: torch.nn.Module = self.reference.transformer.time_text_embed
+        return embedder
+
+    def embed_time(self, state: Any, row: Row, timesteps: torch.Tensor) -> torch.Tensor:
+        latents = state.latents
+        embedder = self.reference.transformer.time_text_embed
+        embedding: torch.Tensor = embedder.forward(timesteps.to(latents.dtype) / 1000, latents)
+        return embedding
 
     def is_guided(self, request: DiffusionRequest) -> bool:
         return (request.true_cfg_scale or 0.0) > 1 and request.negative_prompt is not None
