@@ -105,8 +105,10 @@ class StageGPURunner(GPUModelRunner):  # type: ignore[misc]  # vLLM is not typed
         return taken
 
     def _warm_sampler_up(self) -> None:
-        """Compile the sampler's kernels for what is asked of a talker: the first requests would wait
-        for it. A kernel differs for one row, for multiples of sixteen and for others."""
+        """Compile the sampler's kernels for what is asked of a talker, or its first requests wait.
+
+        A kernel differs for one row, for multiples of sixteen and for other numbers.
+        """
         for params in (_SAMPLED, _NUCLEUS):
             for num_rows in (1, 2, 16):
                 if num_rows > self.max_num_reqs:
