@@ -1,4 +1,4 @@
-"""What our model runner adds to vLLM's (its first version): mixed in front of it on each platform.
+"""What our model runner adds to vLLM's first one, which a CPU has: `gpu_runner` is for the second.
 
 For a stage that conditions others it keeps rows of the forward; for a conditioned stage it writes
 the inputs and runs the model's part after sampling. Every hook of vLLM's that is used here is named
@@ -12,14 +12,12 @@ from typing import Any
 
 import numpy as np
 import torch
-from vllm.v1.outputs import SamplerOutput
 
 from vllm_omni.core.conditioning import REPETITION_KEY
 from vllm_omni.core.stage_scheduler import updates_of
 from vllm_omni.worker.capture import StateCapture
 from vllm_omni.worker.conditioned_inputs import ConditionedInputs, Scheduled
 from vllm_omni.worker.conditioned_model import SampledBatch
-from vllm_omni.worker.plain_draws import PlainDraws
 from vllm_omni.worker.seen_tokens import SeenTokens
 from vllm_omni.worker.sent_rows import ReadPrompt, SentRows
 from vllm_omni.worker.stage_options import StageOptions
@@ -44,7 +42,6 @@ class StageRunnerMixin:
         self._is_conditioned = options.is_conditioned
         self._inputs: ConditionedInputs | None = None
         self._seen: SeenTokens | None = None
-        self._draws: PlainDraws | None = None
         self._step: Any = None
         """The state of the step that is being sampled."""
         self._parts: list[Scheduled] = []
@@ -68,7 +65,6 @@ class StageRunnerMixin:
                 self.max_num_reqs,  # type: ignore[attr-defined]
                 self.device,  # type: ignore[attr-defined]
             )
-            self._draws = PlainDraws(self._seen)
 
     def reload_weights(self, *args: Any, **kwargs: Any) -> None:
         super().reload_weights(*args, **kwargs)  # type: ignore[misc]
@@ -86,26 +82,6 @@ class StageRunnerMixin:
                 self.dtype,  # type: ignore[attr-defined]
                 self.device,  # type: ignore[attr-defined]
             )
-
-    def kv_share(self, available_bytes: int) -> int:
-        """What of this memory the KV cache may take, so that the kept rows fit beside it."""
-        if self._capture is None:
-            return available_bytes
-        return self._capture.share_of_kv(
-            available_bytes,
-            self.get_kv_cache_spec().values(),  # type: ignore[attr-defined]
-            self.model_config.get_hidden_size(),  # type: ignore[attr-defined]
-            self.dtype,  # type: ignore[attr-defined]
-        )
-
-    def capture_model(self) -> Any:
-        taken = super().capture_model()  # type: ignore[misc]
-        if self._inputs is not None:
-            with torch.inference_mode():
-                self.get_model().warm_up(self.max_num_reqs)  # type: ignore[attr-defined]
-                assert self._draws is not None, "made with the inputs"
-                self._draws.capture(self.max_num_reqs)  # type: ignore[attr-defined]
-        return taken
 
     def _update_states(self, scheduler_output: Any) -> Any:
         if self._sent is not None:
@@ -179,31 +155,14 @@ class StageRunnerMixin:
 
     def _sample(self, logits: Any, spec_decode_metadata: Any) -> Any:
         request_ids = self.input_batch.req_ids  # type: ignore[attr-defined]
-        sampled = None
-        if self._step is not None and logits is not None and spec_decode_metadata is None:
-            sampled = self._plainly_sampled(logits, request_ids)
-        if sampled is None:
-            if self._seen is not None and self._step is not None and logits is not None:
-                logits = self._seen.penalised(logits, request_ids)
-            sampled = super()._sample(logits, spec_decode_metadata)  # type: ignore[misc]
+        if self._seen is not None and self._step is not None and logits is not None:
+            logits = self._seen.penalised(logits, request_ids)
+        sampled = super()._sample(logits, spec_decode_metadata)  # type: ignore[misc]
         if self._inputs is not None and self._seen is not None and self._step is not None:
             token_ids, positions = sampled.sampled_token_ids[:, 0], self._sampled_positions()
             self._seen.note(token_ids, request_ids, [at is not None for at in positions])
             self._run_after_sampling(self._inputs, token_ids, positions)
         return sampled
-
-    def _plainly_sampled(
-        self, logits: torch.Tensor, request_ids: Sequence[str]
-    ) -> SamplerOutput | None:
-        if self._draws is None:
-            return None
-        metadata = self.input_batch.sampling_metadata  # type: ignore[attr-defined]
-        tokens = self._draws.draw(logits, metadata, request_ids)
-        if tokens is None:
-            return None
-        # A copy: a graph writes its results at one place in every step.
-        ids = tokens.to(torch.int32).unsqueeze(-1)
-        return SamplerOutput(sampled_token_ids=ids, logprobs_tensors=None)
 
     def _run_after_sampling(
         self,
