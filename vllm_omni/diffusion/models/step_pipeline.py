@@ -372,6 +372,8 @@ def advance(states: Sequence[StepState], after: Moved) -> None:
     for state, (schedule, latents, prediction) in zip(states, after, strict=True):
         state.schedule, state.latents, state.prediction = schedule, latents, prediction
         state.step_index += 1
+        if state.is_done:
+            state.modulations.clear()  # it waits for its decoding
 
 
 def fork(schedule: Any) -> Any:
