@@ -84,9 +84,8 @@ def test_members_at_different_steps_read_their_rows_and_projections_run_once_per
         wanted = [
             Wanted(table, i, NUM_STEPS, embed) for table, i in zip(tables, steps, strict=True)
         ]
-        modulations.announce(wanted)
-        given = run(transformer, TIMES[steps])
-        modulations.withdraw()
+        with modulations.announced(wanted):
+            given = run(transformer, TIMES[steps])
         torch.testing.assert_close(given, run(reference, TIMES[steps]), atol=1e-6, rtol=0)
 
     for steps in ([0, 1], [1, 2], [2, 3]):
@@ -117,11 +116,10 @@ def test_a_table_holds_memory_of_its_own_steps_only() -> None:
     modulations = looked_up(transformer)
     tables = [Table(), Table()]
     embed = embedder(transformer)
-    modulations.announce([Wanted(table, 0, NUM_STEPS, embed) for table in tables])
-
-    for table in tables:
-        assert table.rows is not None
-        assert table.rows.untyped_storage().nbytes() == table.rows.nbytes
+    with modulations.announced([Wanted(table, 0, NUM_STEPS, embed) for table in tables]):
+        for table in tables:
+            assert table.rows is not None
+            assert table.rows.untyped_storage().nbytes() == table.rows.nbytes
 
 
 def test_the_window_is_what_memory_leaves_and_never_nothing(
