@@ -68,6 +68,9 @@ class ReadyPictures:
         self.components = PipelineComponents(denoisers={})
         self._pixels: dict[tuple[int, int], NDArray[np.uint8]] = {}
 
+    def look_modulations_up(self, max_batch_size: int, max_prepared: int) -> bool:
+        return False
+
     def conditioning_key(self, request: DiffusionRequest) -> Hashable:
         return request.prompt
 

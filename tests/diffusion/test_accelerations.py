@@ -165,13 +165,33 @@ def test_requests_with_other_adapters_do_not_share_a_forward(
     assert len(set(keys)) == 3
 
 
-def write_adapter(model_dir: Path, folder: Path) -> Path:
+def test_an_adapter_of_modulations_counts_for_its_requests_alone(
+    model_dir: Path, plain: Worker, tmp_path: Path
+) -> None:
+    path = write_adapter(model_dir, tmp_path, ("img_mod.1", "txt_mod.1"))
+    tabled, stepped = (
+        make_worker(model_dir, lora_modules={"wild": str(path)}, modulations=way)
+        for way in ("auto", "each_step")
+    )
+    requests = [
+        request(str(i), "a cat", **SIZE, lora=lora) for i, lora in enumerate(("wild", None))
+    ]
+    wild, tame = draw_all(tabled, requests)
+
+    assert np.array_equal(tame, draw(plain))
+    assert distance(wild, tame) > 1
+    assert distance(wild, draw(stepped, lora="wild")) <= 1
+
+
+def write_adapter(
+    model_dir: Path, folder: Path, targets: Sequence[str] = ("to_q", "to_k", "to_v")
+) -> Path:
     """Random, and far from small."""
     from diffusers import QwenImagePipeline
     from peft import LoraConfig, get_peft_model_state_dict
 
     pipeline = QwenImagePipeline.from_pretrained(model_dir, local_files_only=True)
-    config = LoraConfig(r=4, lora_alpha=4, target_modules=["to_q", "to_k", "to_v"])
+    config = LoraConfig(r=4, lora_alpha=4, target_modules=list(targets))
     pipeline.transformer.add_adapter(config)
     torch.manual_seed(0)
     state = get_peft_model_state_dict(pipeline.transformer)

@@ -2,8 +2,8 @@
 
 Every block of such a denoiser projects the same embedding (of timestep, and of pooled text and
 guidance where the family has them) to its shifts, scales and gates. For one row that is a matrix
-product that only reads weights: 13 GB of them per forward of Qwen-Image. They are read once for a
-window of a request's steps instead, and a forward takes its rows out of the tables.
+product that only reads weights, 13 GB of them where there are 60 large blocks. They are read once
+for a window of a request's steps instead, and a forward takes its rows out of the tables.
 
 The compiled blocks read one buffer, whatever fills it: rows that were announced come from tables;
 a forward that nobody announced is projected as in the reference.
@@ -13,7 +13,8 @@ R rows of a forward, S steps of a window, M channels of all projections together
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -114,8 +115,9 @@ class Modulations:
     def _views(self) -> Sequence[torch.Tensor]:
         return self._rows.split(self._widths, dim=1)
 
-    def announce(self, wanted: Sequence[Wanted]) -> None:
-        """The rows of the next forward; those that no table has are projected, all together."""
+    @contextlib.contextmanager
+    def announced(self, wanted: Sequence[Wanted]) -> Iterator[None]:
+        """The forward within has these rows; those that no table has are projected together."""
         missing: dict[int, Wanted] = {}
         for one in wanted:
             if one.table.row(one.step) is None:
@@ -123,10 +125,10 @@ class Modulations:
         self._fill(list(missing.values()))
         rows = [one.table.row(one.step) for one in wanted]
         self._announced = [row for row in rows if row is not None]
-
-    def withdraw(self) -> None:
-        """The forward is over, or did not come about."""
-        self._announced = None
+        try:
+            yield
+        finally:
+            self._announced = None
 
     def _fill(self, wanted: Sequence[Wanted]) -> None:
         if not wanted:

@@ -11,7 +11,6 @@ the replica share them out; those of one rank take one forward, or several where
 from __future__ import annotations
 
 import contextlib
-import copy
 import hashlib
 from abc import ABC, abstractmethod
 from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
@@ -29,6 +28,7 @@ from vllm_omni.diffusion.models.interface import (
     PipelineContext,
 )
 from vllm_omni.diffusion.models.loading import DENOISERS, load_reference, modules_of
+from vllm_omni.diffusion.models.schedules import fork
 from vllm_omni.diffusion.request import DiffusionRequest
 from vllm_omni.errors import BadRequestError
 
@@ -298,17 +298,14 @@ class StepwisePipeline(ABC):
             outputs |= zip(part, predictions, strict=True)
         return [outputs[i] for i in range(len(rows))]
 
-    @contextlib.contextmanager
-    def _modulated(self, states: Sequence[Any], rows: list[Row]) -> Iterator[None]:
+    def _modulated(
+        self, states: Sequence[Any], rows: list[Row]
+    ) -> contextlib.AbstractContextManager[None]:
         """The forward within is that of these rows."""
         if self.modulations is None:
-            yield
-            return
-        self.modulations.announce([self._wanted(*pair) for pair in zip(states, rows, strict=True)])
-        try:
-            yield
-        finally:
-            self.modulations.withdraw()
+            return contextlib.nullcontext()
+        wanted = [self._wanted(*pair) for pair in zip(states, rows, strict=True)]
+        return self.modulations.announced(wanted)
 
     def _wanted(self, state: StepState, row: Row) -> Wanted:
         key = self.modulation_reads_text and row is state.conditioning.negative
@@ -372,38 +369,8 @@ def advance(states: Sequence[StepState], after: Moved) -> None:
     for state, (schedule, latents, prediction) in zip(states, after, strict=True):
         state.schedule, state.latents, state.prediction = schedule, latents, prediction
         state.step_index += 1
-
-
-def fork(schedule: Any) -> Any:
-    """A schedule that steps on without the other one noticing; they share tensors, none writes."""
-    forked = copy.copy(schedule)
-    for name, value in vars(forked).items():
-        if isinstance(value, list):
-            setattr(forked, name, list(value))
-    return forked
-
-
-def new_schedule(reference: Any, device: torch.device, **timesteps: Any) -> Any:
-    """A noise schedule of one request. `timesteps` are arguments of diffusers' `set_timesteps`."""
-    schedule = copy.deepcopy(reference.scheduler)
-    schedule.set_timesteps(device=device, **timesteps)
-    schedule.set_begin_index(0)
-    return schedule
-
-
-def linear_sigmas(num_steps: int) -> NDArray[np.float64]:
-    """From 1 down to 1 / num_steps, before the schedule's own shift."""
-    import numpy as np
-
-    return np.linspace(1.0, 1 / num_steps, num_steps)
-
-
-def shift_of(config: Mapping[str, Any], num_tokens: int, max_shift: float = 1.15) -> float:
-    """How far the schedule is shifted for so many tokens: a line through two points."""
-    few, many = config.get("base_image_seq_len", 256), config.get("max_image_seq_len", 4096)
-    low, high = config.get("base_shift", 0.5), config.get("max_shift", max_shift)
-    slope = (high - low) / (many - few)
-    return num_tokens * slope + (low - slope * few)
+        if state.is_done:
+            state.modulations.clear()  # it waits for its decoding
 
 
 def image_digest(image: NDArray[np.uint8]) -> Hashable:

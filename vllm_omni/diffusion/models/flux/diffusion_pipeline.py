@@ -14,15 +14,13 @@ import torch
 from vllm_omni.diffusion.accelerations import feed_forward
 from vllm_omni.diffusion.models.flux import capabilities
 from vllm_omni.diffusion.models.interface import Capabilities, DenoiseState, PipelineContext
+from vllm_omni.diffusion.models.schedules import linear_sigmas, new_schedule, shift_of
 from vllm_omni.diffusion.models.step_pipeline import (
     Conditioning,
     Row,
     StepState,
     StepwisePipeline,
-    linear_sigmas,
-    new_schedule,
     scaled_for_kl,
-    shift_of,
 )
 from vllm_omni.diffusion.request import DiffusionRequest
 

@@ -17,13 +17,13 @@ from vllm_omni.diffusion.models.glm_image import capabilities
 from vllm_omni.diffusion.models.glm_image.bridges import TOKENS
 from vllm_omni.diffusion.models.glm_image.grids import Grids
 from vllm_omni.diffusion.models.interface import Capabilities, DenoiseState, PipelineContext
+from vllm_omni.diffusion.models.schedules import new_schedule
 from vllm_omni.diffusion.models.step_pipeline import (
     Conditioning,
     Row,
     StepState,
     StepwisePipeline,
     grouped,
-    new_schedule,
 )
 from vllm_omni.diffusion.request import DiffusionRequest
 from vllm_omni.errors import BadRequestError

@@ -14,15 +14,13 @@ from vllm_omni.diffusion.accelerations import feed_forward, flash_attention
 from vllm_omni.diffusion.models.interface import Capabilities, DenoiseState, PipelineContext
 from vllm_omni.diffusion.models.qwen_image import capabilities
 from vllm_omni.diffusion.models.qwen_image.rotary import use_real_numbers
+from vllm_omni.diffusion.models.schedules import linear_sigmas, new_schedule, shift_of
 from vllm_omni.diffusion.models.step_pipeline import (
     Conditioning,
     Row,
     StepwisePipeline,
     grouped,
     latent_statistics,
-    linear_sigmas,
-    new_schedule,
-    shift_of,
 )
 from vllm_omni.diffusion.request import DiffusionRequest
 

@@ -8,15 +8,14 @@ from typing import Any, ClassVar, Final
 import torch
 
 from vllm_omni.diffusion.models.interface import Capabilities, DenoiseState, PipelineContext
+from vllm_omni.diffusion.models.schedules import new_schedule, shift_of
 from vllm_omni.diffusion.models.stable_diffusion_3 import capabilities
 from vllm_omni.diffusion.models.step_pipeline import (
     Conditioning,
     Row,
     StepState,
     StepwisePipeline,
-    new_schedule,
     scaled_for_kl,
-    shift_of,
 )
 from vllm_omni.diffusion.request import DiffusionRequest
 
@@ -28,6 +27,7 @@ class StableDiffusion3(StepwisePipeline):
     """Guidance needs no negative prompt: without one, the empty text is the other row."""
 
     reference_class: ClassVar[str] = "StableDiffusion3Pipeline"
+    modulation_reads_text: ClassVar[bool] = True
 
     @staticmethod
     def describe(context: PipelineContext) -> Capabilities:
@@ -83,6 +83,16 @@ class StableDiffusion3(StepwisePipeline):
             return_dict=False,
         )
         return output.split(1)
+
+    def time_embedder(self) -> torch.nn.Module:
+        embedder: torch.nn.Module = self.reference.transformer.time_text_embed
+        return embedder
+
+    def embed_time(self, state: Any, row: Row, timesteps: torch.Tensor) -> torch.Tensor:
+        embedding: torch.Tensor = self.reference.transformer.time_text_embed.forward(
+            timesteps, row[POOLED].expand(len(timesteps), -1)
+        )
+        return embedding
 
     def decode_latents(self, state: Any, latents: torch.Tensor) -> torch.Tensor:
         vae = self.reference.vae

@@ -17,6 +17,7 @@ from diffusers import WanPipeline
 from diffusers.utils.torch_utils import randn_tensor
 
 from vllm_omni.diffusion.models.interface import Capabilities, DenoiseState, PipelineContext
+from vllm_omni.diffusion.models.schedules import new_schedule
 from vllm_omni.diffusion.models.step_pipeline import (
     Conditioning,
     Row,
@@ -24,7 +25,6 @@ from vllm_omni.diffusion.models.step_pipeline import (
     StepwisePipeline,
     grouped,
     latent_statistics,
-    new_schedule,
 )
 from vllm_omni.diffusion.models.wan_video import capabilities
 from vllm_omni.diffusion.request import DiffusionRequest

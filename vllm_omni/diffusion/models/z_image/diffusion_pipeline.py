@@ -12,13 +12,12 @@ import torch
 from diffusers.pipelines.z_image.pipeline_z_image import get_default_z_image_sigmas
 
 from vllm_omni.diffusion.models.interface import Capabilities, PipelineContext
+from vllm_omni.diffusion.models.schedules import new_schedule, shift_of
 from vllm_omni.diffusion.models.step_pipeline import (
     Conditioning,
     Row,
     StepwisePipeline,
-    new_schedule,
     scaled_for_kl,
-    shift_of,
 )
 from vllm_omni.diffusion.models.z_image import capabilities
 from vllm_omni.diffusion.request import DiffusionRequest
