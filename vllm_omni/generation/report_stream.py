@@ -31,7 +31,8 @@ LINGER_S: Final = 0.5
 _BUFFER_BYTES: Final = 4 << 20
 """Asked of the kernel, which gives what its own limit allows."""
 _READ_BYTES: Final = 64 << 10
-_MAX_BYTES_A_TURN: Final = 1 << 20
+_MAX_BYTES_A_TURN = 256 << 10
+"""Of a reader's loop: a tenth of a millisecond."""
 _MAX_PARTS_A_CALL: Final = 1024
 _LENGTH: Final = struct.Struct("<Q")
 _COUNT: Final = struct.Struct("<I")
@@ -187,7 +188,7 @@ class ReportReader:
         reports: list[list[memoryview]] = []
         num_bytes = 0
         while num_bytes < _MAX_BYTES_A_TURN:
-            num_read = self._read(reports)
+            num_read = self._read(reports, _MAX_BYTES_A_TURN - num_bytes)
             if not num_read:
                 return reports if num_bytes else None
             num_bytes += num_read
@@ -206,7 +207,7 @@ class ReportReader:
         with contextlib.suppress(FileNotFoundError):
             os.unlink(self._path)
 
-    def _read(self, reports: list[list[memoryview]]) -> int:
+    def _read(self, reports: list[list[memoryview]], max_bytes: int) -> int:
         """Read once and add what is complete to `reports`; how many bytes that were."""
         if self._socket is None or self.is_over:
             return 0
@@ -216,7 +217,8 @@ class ReportReader:
                 num_read = len(data)
                 self._split(self._begun + data if self._begun else data, reports)
             else:
-                num_read = self._socket.recv_into(self._body[self._num_body_bytes :])
+                # Unbounded it would go on for as long as the writer writes.
+                num_read = self._socket.recv_into(self._body[self._num_body_bytes :], max_bytes)
                 self._num_body_bytes += num_read
                 if self._num_body_bytes == len(self._body):
                     reports.append(_parts(self._body))
