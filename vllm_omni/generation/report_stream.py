@@ -218,7 +218,8 @@ class ReportReader:
                 self._split(self._begun + data if self._begun else data, reports)
             else:
                 # Unbounded it would go on for as long as the writer writes.
-                num_read = self._socket.recv_into(self._body[self._num_body_bytes :], max_bytes)
+                begin = self._num_body_bytes
+                num_read = self._socket.recv_into(self._body[begin : begin + max_bytes])
                 self._num_body_bytes += num_read
                 if self._num_body_bytes == len(self._body):
                     reports.append(_parts(self._body))
