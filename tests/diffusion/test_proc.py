@@ -3,19 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
 from tests.diffusion.bench import Bench
 from tests.diffusion.replicas import stripe_spec
 from vllm_omni.diffusion.proc import DiffusionReplica
+from vllm_omni.generation.report_stream import ReportReader
 
 
 @pytest.fixture
-def replica() -> Iterator[DiffusionReplica]:
-    replica = DiffusionReplica(stripe_spec(), "inproc://commands", "inproc://reports")
+def replica(tmp_path: Path) -> Iterator[DiffusionReplica]:
+    path = str(tmp_path / "reports")
+    reader = ReportReader(path)
+    replica = DiffusionReplica(stripe_spec(), "inproc://commands", path)
     yield replica
     replica.close()
+    reader.close()
 
 
 def test_an_idle_replica_has_nothing_to_do_and_a_loop_that_hangs_has(

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import fcntl
 import logging
 import os
 import signal
 import subprocess
 import sys
+import termios
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -15,6 +17,7 @@ from pathlib import Path
 import pytest
 from vllm.v1.engine.exceptions import EngineDeadError
 
+from tests.fakes import eventually
 from tests.generation.replicas import Listener, listen, pid_of, running, say
 from tests.generation.tone import spoken
 from vllm_omni.distributed.omni_connectors.factory import Connector, open_connector
@@ -23,6 +26,7 @@ from vllm_omni.engine import process_client
 from vllm_omni.engine.messages import StageRequest
 from vllm_omni.engine.one_shot_client import OneShotClient
 from vllm_omni.errors import BadRequestError, DeadlineExceededError
+from vllm_omni.generation.report_stream import BrokenReportsError
 from vllm_omni.inputs.prompt import OmniPrompt
 
 
@@ -144,6 +148,64 @@ async def test_a_replica_that_dies_in_a_forward_is_told_at_once() -> None:
         await client.add_request_async(say("a", "!die"))
         with pytest.raises(EngineDeadError, match="SIGKILL"):
             await asyncio.wait_for(_read_for_ever(client), 5)
+
+
+async def test_a_kill_within_a_report_leaves_those_before_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async with running() as client:
+        monkeypatch.setattr(process_client, "MAX_UNREAD_OUTPUTS", 0)
+        client._watch_reports()
+        await client.add_request_async(say("a", f"one {'long' * 50_000}"))
+        await eventually(lambda: _num_unread_bytes(client) > 100_000)
+        os.kill(pid_of(client), signal.SIGKILL)
+        monkeypatch.undo()
+        listener = Listener(client)
+        with pytest.raises(EngineDeadError, match="SIGKILL"):
+            await listener.until_ended("a")
+
+    assert listener.pcm["a"] == spoken("one")
+
+
+def _num_unread_bytes(client: OneShotClient) -> int:
+    number = fcntl.ioctl(client._reports.fileno(), termios.FIONREAD, bytes(4))
+    return int.from_bytes(number, sys.byteorder)
+
+
+async def test_an_abort_makes_room_for_the_outputs_of_others(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async with running() as client:
+        monkeypatch.setattr(process_client, "MAX_UNREAD_OUTPUTS", 1)
+        await client.add_request_async(say("a", "one !sleep=0.2 more"))
+        await eventually(lambda: not client._is_reading)
+        await client.abort_requests_async(["a"])
+        await client.add_request_async(say("b", "two"))
+        listener = Listener(client)
+        await listener.until_ended("b")
+
+    assert listener.pcm == {"b": spoken("two")}
+
+
+async def test_a_replica_whose_reports_are_none_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+    def receive() -> None:
+        raise BrokenReportsError("noise")
+
+    async with running() as client:
+        monkeypatch.setattr(client._reports, "receive", receive)
+        await client.add_request_async(say("a", "one"))
+        with pytest.raises(EngineDeadError, match="SIGKILL"):
+            await asyncio.wait_for(_read_for_ever(client), 5)
+
+
+async def test_samples_of_megabytes_arrive() -> None:
+    text = f"{'long' * 20_000} short"
+    async with running() as client:
+        listener = Listener(client)
+        await client.add_request_async(say("a", text))
+        await listener.until_ended("a")
+
+    assert listener.pcm["a"] == spoken(text)
 
 
 async def test_sigterm_ends_the_replica_and_its_requests() -> None:

@@ -24,7 +24,7 @@ from vllm_omni.generation.wire import Abort, RawFrame, Utility
 
 
 def run_diffusion(
-    shell: Shell, /, *, command_address: str, report_address: str, data_address: str
+    shell: Shell, /, *, command_address: str, report_path: str, data_address: str
 ) -> None:
     """Target of a diffusion replica's process; returns when it was told to stop."""
     from vllm_omni.diffusion.executor.in_process import InProcessExecutor
@@ -34,7 +34,7 @@ def run_diffusion(
     shell.progress("loading the pipeline")
     worker = Worker(spec, shell.progress)
     with contextlib.ExitStack() as stack:
-        replica = DiffusionReplica(spec, command_address, report_address)
+        replica = DiffusionReplica(spec, command_address, report_path)
         stack.callback(replica.close)
         executor = InProcessExecutor(worker.runner, replica.wake)
         stack.callback(executor.close)
@@ -51,8 +51,8 @@ class DiffusionReplica(ReplicaLoop):
 
     engine: DiffusionEngine
 
-    def __init__(self, spec: ReplicaSpec, command_address: str, report_address: str) -> None:
-        super().__init__(spec, command_address, report_address)
+    def __init__(self, spec: ReplicaSpec, command_address: str, report_path: str) -> None:
+        super().__init__(spec, command_address, report_path)
 
     def attach(
         self,

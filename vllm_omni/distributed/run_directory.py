@@ -63,10 +63,14 @@ class RunDirectory:
             fcntl.flock(lock_fd, fcntl.LOCK_EX)
         return cls(path, lock_fd)
 
+    def socket_path(self, name: str) -> str:
+        """The path of a Unix socket in this folder."""
+        assert len(name) <= _LONGEST_SOCKET_NAME, f"socket name {name!r} is too long"
+        return str(self.path / name)
+
     def ipc(self, name: str) -> str:
         """A ZeroMQ address of a socket in this folder."""
-        assert len(name) <= _LONGEST_SOCKET_NAME, f"socket name {name!r} is too long"
-        return f"ipc://{self.path / name}"
+        return f"ipc://{self.socket_path(name)}"
 
     @property
     def segment_prefix(self) -> str:

@@ -16,14 +16,14 @@ from vllm_omni.generation.replica_loop import keep_loaded
 
 
 def run_diffusion_ranks(
-    shell: ChildShell, /, *, command_address: str, report_address: str, data_address: str
+    shell: ChildShell, /, *, command_address: str, report_path: str, data_address: str
 ) -> None:
     """Target of the replica's process; returns when it was told to stop. What ranks say to each
     other and to the replica goes through sockets whose names begin with `data_address`."""
     spec = shell.spec
     capabilities = load_capabilities(spec.capabilities, spec.model_dir, spec.stage)
     with contextlib.ExitStack() as stack:
-        replica = DiffusionReplica(spec, command_address, report_address)
+        replica = DiffusionReplica(spec, command_address, report_path)
         stack.callback(replica.close)
         ranks = RankProcesses(spec, data_address, shell.progress, replica.wake)
         executor = ProcessPerRankExecutor(ranks)

@@ -35,6 +35,7 @@ from vllm_omni.errors import (
 )
 from vllm_omni.generation import wire
 from vllm_omni.generation.replica_loop import CALL_TIMEOUT_S, MAX_QUEUED_MESSAGES
+from vllm_omni.generation.report_stream import BrokenReportsError, ReportReader
 
 logger = logging.getLogger(__name__)
 
@@ -67,9 +68,9 @@ class ProcessClient(abc.ABC):
         self._context = zmq.Context()
         self._commands = self._context.socket(zmq.PUSH)
         self._commands.setsockopt(zmq.SNDHWM, MAX_QUEUED_MESSAGES)
-        self._reports = self._context.socket(zmq.PULL)
-        self._reports.setsockopt(zmq.RCVHWM, MAX_QUEUED_MESSAGES)
-        self._reports.bind(directory.ipc("reports"))
+        self._reports = ReportReader(directory.socket_path("reports"))
+        self._is_reading = False
+        """Its socket is watched; not while there is no room for outputs, nor after its end."""
         self._process: ReplicaProcess | None = None
         self._running: set[str] = set()
         self._unsent_aborts: set[str] = set()
@@ -103,16 +104,16 @@ class ProcessClient(abc.ABC):
     async def _start(self) -> None:
         addresses = {
             "command_address": self._directory.ipc("commands"),
-            "report_address": self._directory.ipc("reports"),
+            "report_path": self._directory.socket_path("reports"),
             "data_address": self._directory.ipc("data"),
         }
         self._process = ReplicaProcess.spawn(self._target(), self._spec, addresses)
         await self._process.wait_ready()
         self.data_address = self._process.info["data_address"]
         self._commands.connect(addresses["command_address"])
-        self._loop.add_reader(self._reports.fileno(), self._read_reports)
+        self._reports.accept()
+        self._watch_reports()
         self._process.died.add_done_callback(self._on_death)
-        self._read_reports()  # the socket tells of changes only
 
     def _target(self) -> ChildMain:
         return type(self).target
@@ -138,6 +139,7 @@ class ProcessClient(abc.ABC):
             return
         self._running -= aborted
         self._outputs = [o for o in self._outputs if o.request_id not in aborted]
+        self._watch_reports()
         self._unsent_aborts |= aborted
         self._send_aborts()
 
@@ -152,7 +154,8 @@ class ProcessClient(abc.ABC):
             self._changed.clear()
             await self._changed.wait()
         outputs, self._outputs = self._outputs, []
-        self._read_reports()  # what was left in the socket for lack of room
+        if not self._is_reading:
+            self._read_all()  # what was left in the socket for lack of room
         return outputs
 
     def check_health(self) -> None:
@@ -198,7 +201,8 @@ class ProcessClient(abc.ABC):
             return
         self._is_closed = True
         self._die(f"stage {self._spec.name} was shut down")
-        self._loop.remove_reader(self._reports.fileno())
+        self._watch_reports()
+        self._reports.close()
         self._context.destroy(linger=0)
         self._directory.remove()
 
@@ -231,17 +235,45 @@ class ProcessClient(abc.ABC):
         except zmq.Again as error:
             raise OverloadedError(f"stage {self._spec.name} does not read its commands") from error
 
-    def _read_reports(self) -> None:
+    def _watch_reports(self) -> None:
+        """Have the loop call when there are reports, if there is room for them."""
+        has_room = len(self._outputs) < MAX_UNREAD_OUTPUTS
+        is_reading = has_room and not (self._is_closed or self._reports.is_over)
+        if is_reading == self._is_reading:
+            return
+        self._is_reading = is_reading
+        if is_reading:
+            self._loop.add_reader(self._reports.fileno(), self._on_reports)
+        else:
+            self._loop.remove_reader(self._reports.fileno())
+
+    def _on_reports(self) -> None:
         self._send_aborts()
-        while len(self._outputs) < MAX_UNREAD_OUTPUTS and not self._is_closed:
+        self._read_reports()
+        self._watch_reports()
+
+    def _read_all(self) -> None:
+        """Read what is there, as far as there is room."""
+        while len(self._outputs) < MAX_UNREAD_OUTPUTS and self._read_reports():
+            pass
+        self._watch_reports()
+
+    def _read_reports(self) -> bool:
+        """Read for one turn of the loop; False: there was nothing."""
+        try:
+            reports = self._reports.receive()
+        except BrokenReportsError as error:
+            logger.error("stage %s sent %s: it is ended", self._spec.name, error)
+            self._reports.is_over = True
+            if self._process is not None:
+                self._process.kill()
+            return False
+        for frames in reports or ():
             try:
-                frames = self._reports.recv_multipart(zmq.NOBLOCK, copy=False)
-            except zmq.Again:
-                return
-            try:
-                self._take(self._unpack([frame.buffer for frame in frames]))
+                self._take(self._unpack(frames))
             except (msgspec.DecodeError, IndexError) as error:
                 logger.error("stage %s sent an unreadable report: %s", self._spec.name, error)
+        return reports is not None
 
     def _take(self, report: Sequence[StageOutput] | wire.UtilityResult) -> None:
         if isinstance(report, wire.UtilityResult):
@@ -259,7 +291,7 @@ class ProcessClient(abc.ABC):
 
     def _on_death(self, died: asyncio.Future[ProcessExit]) -> None:
         if not self._is_closed:
-            self._read_reports()  # what it said before it went
+            self._read_all()  # what it said before it went
         self._die(str(died.result()))
 
     def _die(self, why: str) -> None:

@@ -22,7 +22,7 @@ from vllm_omni.generation.replica_loop import ReplicaLoop, Shell, deadline_after
 
 
 def run_one_shot(
-    shell: Shell, /, *, command_address: str, report_address: str, data_address: str
+    shell: Shell, /, *, command_address: str, report_path: str, data_address: str
 ) -> None:
     """Target of a one-shot replica's process; returns when it was told to stop."""
     spec = shell.spec
@@ -37,7 +37,7 @@ def run_one_shot(
         if spec.has_sources:
             connector = open_connector(spec.name, data_address)
             stack.callback(connector.close)
-        replica = OneShotReplica(spec, model, connector, command_address, report_address)
+        replica = OneShotReplica(spec, model, connector, command_address, report_path)
         stack.callback(replica.close)
         shell.figures = replica.figures
         shell.on_stop(replica.stop)
@@ -78,9 +78,9 @@ class OneShotReplica(ReplicaLoop):
         model: OneShotModel,
         connector: Connector | None,
         command_address: str,
-        report_address: str,
+        report_path: str,
     ) -> None:
-        super().__init__(spec, command_address, report_address)
+        super().__init__(spec, command_address, report_path)
         self.engine = OneShotEngine(
             spec.stage,
             model,

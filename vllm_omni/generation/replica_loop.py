@@ -14,7 +14,6 @@ import logging
 import math
 import os
 import time
-from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Final, Protocol
 
@@ -23,8 +22,9 @@ import zmq
 
 from vllm_omni.engine.messages import StageFailure, StageOutput
 from vllm_omni.engine.replica_spec import ReplicaSpec
-from vllm_omni.errors import BadRequestError, OmniError
+from vllm_omni.errors import BadRequestError, OmniError, RequestFailedError
 from vllm_omni.generation import wire
+from vllm_omni.generation.report_stream import ReportTooLongError, ReportWriter
 from vllm_omni.generation.request import Figures, failure_from
 
 logger = logging.getLogger(__name__)
@@ -32,7 +32,7 @@ logger = logging.getLogger(__name__)
 CALL_TIMEOUT_S = 60.0
 """How long a call into the replica may take."""
 MAX_QUEUED_MESSAGES: Final = 1024
-"""Messages that may wait on either side before the other one stops."""
+"""Commands that may wait on either side before the other one stops."""
 
 
 class Shell(Protocol):
@@ -80,22 +80,19 @@ class ReplicaLoop(abc.ABC):
 
     engine: LoopEngine
 
-    def __init__(self, spec: ReplicaSpec, command_address: str, report_address: str) -> None:
+    def __init__(self, spec: ReplicaSpec, command_address: str, report_path: str) -> None:
         self._spec = spec
         self._wake_fd = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
         self._stopping = False
         self._is_asleep = False
         self._num_turns = 0
         self._call_began_s: float | None = None
-        self._unsent: deque[list[wire.RawFrame]] = deque()
-        """Reports that found the client's queue full. While there are some, no forward runs."""
         self._context = zmq.Context()
         self._commands = self._context.socket(zmq.PULL)
         self._commands.setsockopt(zmq.RCVHWM, MAX_QUEUED_MESSAGES)
         self._commands.bind(command_address)
-        self._reports = self._context.socket(zmq.PUSH)
-        self._reports.setsockopt(zmq.SNDHWM, MAX_QUEUED_MESSAGES)
-        self._reports.connect(report_address)
+        self._reports = ReportWriter(report_path, self.wake)
+        """While it is full, no forward runs."""
         self._poller = zmq.Poller()
         self._poller.register(self._commands, zmq.POLLIN)
         self._poller.register(self._wake_fd, zmq.POLLIN)
@@ -106,7 +103,7 @@ class ReplicaLoop(abc.ABC):
         if began_s is not None:  # a call has a time-out of its own: nothing is expected before it
             is_at_work = time.monotonic() - began_s > CALL_TIMEOUT_S
         else:
-            is_at_work = not self._is_asleep or (self.engine.has_work and not self._unsent)
+            is_at_work = not self._is_asleep or (self.engine.has_work and not self._reports.is_full)
         return {
             **self.engine.figures(),
             "progress": self._num_turns,
@@ -124,9 +121,10 @@ class ReplicaLoop(abc.ABC):
         self.wake()
 
     def close(self) -> None:
-        """Give the sockets back; what was sent has half a second to leave."""
+        """Give the sockets back; what was reported has a moment to leave."""
         # The wake-up's descriptor stays: a signal or a frame may still want it.
-        self._context.destroy(linger=500)
+        self._reports.close()
+        self._context.destroy(linger=0)
 
     def run(self) -> None:
         """Serve until `stop`."""
@@ -136,7 +134,7 @@ class ReplicaLoop(abc.ABC):
             self._is_asleep = False
             self._num_turns += 1
             self._read_commands()
-            if not self._unsent:
+            if not self._reports.is_full:
                 self._report(self.engine.step())
         stopped = self.engine.fail_all("replica_died", f"stage {self._spec.stage} was stopped")
         self._report(stopped)
@@ -145,15 +143,10 @@ class ReplicaLoop(abc.ABC):
         for source, _ in self._poller.poll(self._wait_ms()):
             if source == self._wake_fd:
                 os.eventfd_read(self._wake_fd)
-            elif source is self._reports:
-                self._poller.unregister(self._reports)
-                unsent, self._unsent = self._unsent, deque()
-                for message in unsent:
-                    self._send(message)
 
     def _wait_ms(self) -> int | None:
         """How long nothing can happen by itself; None: for ever."""
-        if self._unsent:
+        if self._reports.is_full:
             return None
         if self.engine.has_work:
             return 0
@@ -189,7 +182,7 @@ class ReplicaLoop(abc.ABC):
         self._call_began_s = time.monotonic()
         result = self._call(call)
         self._call_began_s = None
-        self._send([wire.encode(result)])
+        self._reports.send([wire.encode(result)])
 
     def _refuse(self, request_id: str, message: str) -> None:
         """A request that could not be read, but for its id."""
@@ -215,18 +208,23 @@ class ReplicaLoop(abc.ABC):
         raise BadRequestError(f"stage {self._spec.stage} ({kind}) has no {method!r}")
 
     def _report(self, outputs: Sequence[StageOutput]) -> None:
-        if outputs:
-            self._send(self._pack(outputs))
-
-    def _send(self, message: list[wire.RawFrame]) -> None:
+        if not outputs:
+            return
         try:
-            if self._unsent:
-                raise zmq.Again
-            self._reports.send_multipart(message, zmq.NOBLOCK, copy=False)
-        except zmq.Again:
-            if not self._unsent:
-                self._poller.register(self._reports, zmq.POLLOUT)
-            self._unsent.append(message)
+            self._reports.send(self._pack(outputs))
+        except ReportTooLongError as error:
+            if len(outputs) > 1:
+                for output in outputs:
+                    self._report([output])
+            else:
+                self._give_up(outputs[0].request_id, str(error))
+
+    def _give_up(self, request_id: str, message: str) -> None:
+        """End a request whose result nobody can be told."""
+        self.engine.abort([request_id])
+        text = f"stage {self._spec.stage}: {message}"
+        failure = StageFailure(RequestFailedError.code, text)
+        self._report([StageOutput(request_id, finished=True, failure=failure)])
 
 
 def keep_loaded() -> None:

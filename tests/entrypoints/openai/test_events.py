@@ -7,7 +7,7 @@ import json
 
 import pytest
 
-from vllm_omni.entrypoints.openai.events import media_event
+from vllm_omni.entrypoints.openai.events import MediaEvents
 
 
 @pytest.mark.parametrize("data", [b"", b"a", bytes(range(256)) * 3])
@@ -16,7 +16,7 @@ def test_an_event_is_what_json_makes_of_it(data: bytes, id_: str) -> None:
     def value(text: str) -> dict[str, object]:
         return {"id": id_, "choices": [{"delta": {"audio": {"id": id_, "data": text}}}]}
 
-    event = media_event(value(""), "data", data)
+    event = MediaEvents(value(""), "data").event(data)
 
     expected = json.dumps(value(base64.b64encode(data).decode()))
     assert event == f"data: {expected}\n\n".encode()

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
-from vllm_omni.entrypoints.openai.events import media_event
+from vllm_omni.entrypoints.openai.events import MediaEvents
 from vllm_omni.entrypoints.openai.media.encode import AudioEncoder, AudioFormat, encode_chunk
 from vllm_omni.entrypoints.openai.media.playback import Playback
 from vllm_omni.entrypoints.openai.media.pool import MediaPool
@@ -65,6 +65,8 @@ class SpokenAnswer:
         self._encoders: dict[int, AudioEncoder] = {i: form.encoder() for i in range(num_choices)}
         self._heard: set[int] = set()
         """Choices of which there was audio."""
+        self._deltas: dict[int, MediaEvents] = {}
+        """Events of audio by choice, as long as the envelope does not change."""
         self._audio_ids = [new_audio_id() for _ in range(num_choices)]
         self._events: asyncio.Queue[str | bytes | None] = asyncio.Queue(_QUEUED_EVENTS)
 
@@ -129,7 +131,10 @@ class SpokenAnswer:
         await self._events.put(f"data: {json.dumps(expiry)}\n\n")
 
     async def _send_data(self, index: int, data: bytes) -> None:
-        await self._events.put(media_event(self._chunk(index, {"data": ""}), "data", data))
+        deltas = self._deltas.get(index)
+        if deltas is None:
+            deltas = self._deltas[index] = MediaEvents(self._chunk(index, {"data": ""}), "data")
+        await self._events.put(deltas.event(data))
 
     def _chunk(self, index: int, audio: Mapping[str, object]) -> dict[str, object]:
         delta = {"audio": {"id": self._audio_ids[index], **audio}}
@@ -141,7 +146,10 @@ class SpokenAnswer:
         if not event.startswith("data: {"):
             return event
         chunk: dict[str, Any] = msgspec.json.decode(event[6:])
-        self._envelope["created"] = chunk.get("created", self._envelope["created"])
+        created = chunk.get("created", self._envelope["created"])
+        if created != self._envelope["created"]:
+            self._envelope["created"] = created
+            self._deltas.clear()
         for choice in chunk.get("choices", ()):
             delta = choice["delta"]
             content = delta.get("content") if self._with_text else delta.pop("content", None)

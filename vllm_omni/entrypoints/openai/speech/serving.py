@@ -6,14 +6,14 @@ import json
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 from uuid import uuid4
 
 from vllm_omni.config.deploy import ServerLimits
 from vllm_omni.config.pipeline import Task
 from vllm_omni.entrypoints.openai.capabilities import Capabilities
 from vllm_omni.entrypoints.openai.errors import describe
-from vllm_omni.entrypoints.openai.events import media_event
+from vllm_omni.entrypoints.openai.events import MediaEvents
 from vllm_omni.entrypoints.openai.media.encode import (
     SPEECH_FORMATS,
     AudioFormat,
@@ -35,6 +35,8 @@ from vllm_omni.outputs.request_output import OmniRequestOutput
 
 if TYPE_CHECKING:
     from vllm_omni.entrypoints.async_omni import AsyncOmni
+
+_DELTAS: Final = MediaEvents({"type": "speech.audio.delta", "audio": ""}, "audio")
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,9 +101,9 @@ class SpeechServing:
                 async for chunk in chunks:
                     duration_s += chunk.duration_s
                     if data := await encode_chunk(encoder, chunk, self._pool):
-                        yield _delta(data)
+                        yield _DELTAS.event(data)
             if data := await encode_chunk(encoder, None, self._pool):
-                yield _delta(data)
+                yield _DELTAS.event(data)
         except OmniError as exc:
             yield describe(exc).event()
             return
@@ -154,10 +156,6 @@ class SpeechServing:
             async for output in outputs:
                 if output.audio is not None and output.audio.num_samples:
                     yield output
-
-
-def _delta(data: bytes) -> bytes:
-    return media_event({"type": "speech.audio.delta", "audio": ""}, "audio", data)
 
 
 def _event(value: dict[str, object]) -> str:
