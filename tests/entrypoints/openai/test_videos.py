@@ -315,3 +315,10 @@ async def test_a_video_is_deleted_when_its_time_is_over(
         await eventually(lambda: not list((tmp_path / "videos").iterdir()))
 
         assert (await rig.http.get(f"/v1/videos/{made['id']}")).status_code == 404
+
+
+async def test_a_length_that_no_video_has_is_refused_with_the_longest_one(rig: PictureRig) -> None:
+    answer = await rig.http.post("/v1/videos", json={"prompt": "a sea", "seconds": "100000"})
+
+    assert answer.status_code == 400
+    assert answer.json()["error"]["message"].endswith("above 0 and at most 3600")

@@ -128,7 +128,7 @@ class SpeechServing:
     def _checked(self, request: SpeechRequest) -> tuple[AudioFormat, SpeechParams]:
         self._models.check_name(request.model)
         if Task.SPEECH not in self._capabilities.pipeline.entries:
-            raise BadRequestError("this model does not speak", field="model")
+            raise BadRequestError("this model has no task 'speech'", field="model")
         if not request.input.strip():
             raise BadRequestError("input must not be empty", field="input")
         limit = self._limits.max_speech_chars

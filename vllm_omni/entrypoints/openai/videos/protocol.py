@@ -20,7 +20,9 @@ def parse_seconds(seconds: str | float) -> float:
     except ValueError:
         value = math.nan
     if not 0 < value <= _MAX_SECONDS:
-        raise BadRequestError("seconds must be a number above 0", field="seconds")
+        raise BadRequestError(
+            f"seconds must be a number above 0 and at most {_MAX_SECONDS:g}", field="seconds"
+        )
     return value
 
 
