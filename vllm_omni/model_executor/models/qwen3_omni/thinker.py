@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Mapping
 from typing import Any
 
@@ -60,3 +61,28 @@ class Qwen3OmniProcessor(SoundingVideos, Qwen3OmniMoeThinkerMultiModalProcessor)
 )
 class Thinker(SoundingThinker, Qwen3OmniMoeThinkerForConditionalGeneration):  # type: ignore[misc]
     """Loads the released checkpoints by their names, as vLLM's class does."""
+
+    def _process_audio_input(self, audio_input: Any) -> tuple[torch.Tensor, ...]:
+        """Recordings that come together are heard as each is alone.
+
+        The audio tower fills the parts that it cuts them into up to the longest of its batch, and
+        convolutions carry what lies behind a recording's end into its last frames. Of a recording
+        with several parts the end is filled up alone too, but not of one that is a single part.
+        """
+        lengths = audio_input["audio_feature_lengths"].tolist()
+        part = 2 * self.audio_tower.n_window
+        alike: dict[int, list[int]] = defaultdict(list)
+        for index, length in enumerate(lengths):
+            alike[min(length, part)].append(index)
+        if len(alike) == 1:
+            whole: tuple[torch.Tensor, ...] = super()._process_audio_input(audio_input)
+            return whole
+        features = audio_input["input_features"].split(lengths, dim=1)
+        heard: dict[int, torch.Tensor] = {}
+        for indices in alike.values():
+            batch = {
+                "input_features": torch.cat([features[index] for index in indices], dim=1),
+                "audio_feature_lengths": torch.tensor([lengths[index] for index in indices]),
+            }
+            heard |= zip(indices, super()._process_audio_input(batch), strict=True)
+        return tuple(heard[index] for index in range(len(lengths)))
