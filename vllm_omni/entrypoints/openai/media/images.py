@@ -9,10 +9,10 @@ import io
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, Literal
 
-import cv2
 import numpy as np
 from PIL import Image, ImageOps, UnidentifiedImageError
 
+from vllm_omni.entrypoints.openai.media.png import encode_png
 from vllm_omni.entrypoints.openai.media.sources import EncodedMedia
 from vllm_omni.errors import BadRequestError
 from vllm_omni.inputs.prompt import ImageInput
@@ -86,7 +86,7 @@ def _load(media: EncodedMedia, limits: ImageLimits) -> Image.Image:
 def encode_image(image: Image.Image, form: OutputFormat, compression: int | None = None) -> bytes:
     """One file. `compression` is OpenAI's for jpeg and webp: 100 keeps most."""
     if form == "png":
-        return _encode_png(image)
+        return encode_png(np.asarray(image if image.mode == "RGB" else image.convert("RGB")))
     buffer = io.BytesIO()
     if form == "jpeg":
         quality = _DEFAULT_COMPRESSION if compression is None else compression
@@ -96,21 +96,6 @@ def encode_image(image: Image.Image, form: OutputFormat, compression: int | None
         quality = _DEFAULT_COMPRESSION if compression is None else compression
         image.save(buffer, "WEBP", quality=quality, method=2)
     return buffer.getvalue()
-
-
-def _encode_png(image: Image.Image) -> bytes:
-    """By OpenCV: Pillow tries all filters on each row and takes five times as long."""
-    # Of zlib's ways the fastest one that still packs areas of one colour.
-    how = {
-        cv2.IMWRITE_PNG_COMPRESSION: 1,
-        cv2.IMWRITE_PNG_STRATEGY: cv2.IMWRITE_PNG_STRATEGY_RLE,
-        cv2.IMWRITE_PNG_FILTER: cv2.IMWRITE_PNG_FILTER_AVG,
-    }
-    colours = image if image.mode == "RGB" else image.convert("RGB")
-    pixels = cv2.cvtColor(np.asarray(colours), cv2.COLOR_RGB2BGR)
-    written, data = cv2.imencode(".png", pixels, [word for pair in how.items() for word in pair])
-    assert written, "OpenCV writes no PNG of RGB pixels"
-    return data.tobytes()
 
 
 def contact_sheet(frames: Sequence[Image.Image], num_columns: int = 5) -> Image.Image:
