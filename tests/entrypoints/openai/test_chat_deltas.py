@@ -8,7 +8,15 @@ from typing import Any
 import pytest
 from vllm.outputs import CompletionOutput, RequestOutput
 
-from tests.entrypoints.openai.http_rig import HELLO_TEXT, Rig, TextParts, answers, serving
+from tests.entrypoints.openai.http_rig import (
+    HELLO_TEXT,
+    Rig,
+    TextParts,
+    answers,
+    serving,
+    speaks_pcm,
+    tone,
+)
 from tests.fakes import Script
 from vllm_omni.entrypoints.openai.chat import serving as chat
 from vllm_omni.entrypoints.openai.chat.deltas import PlainAnswer
@@ -91,6 +99,43 @@ async def test_what_tells_more_is_left_to_vllm(
 ) -> None:
     await rig.chat(stream=True, **fields)
     assert not made
+
+
+@pytest.mark.parametrize("modalities", [["text", "audio"], ["audio"]], ids=",".join)
+@pytest.mark.parametrize(
+    "fields", [{}, {"stream_options": {"include_usage": True}}], ids=["", "usage"]
+)
+async def test_the_words_of_a_spoken_answer_are_those_of_vllm(
+    rig: Rig,
+    modalities: list[str],
+    fields: dict[str, Any],
+    made: list[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    rig.thinker.script = answers("one ", 'two "quoted"', " three")
+    rig.voice.script = speaks_pcm(tone(200), tone(300))
+    spoken = {"modalities": modalities, "audio": {"format": "pcm16"}, **fields}
+
+    ours = await rig.events(**spoken)
+    assert len(made) == 1
+    monkeypatch.setattr(chat, "is_plain", lambda request: False)
+    theirs = await rig.events(**spoken)
+
+    assert len(made) == 1
+    assert words(ours) == words(theirs)
+    assert len(ours) == len(theirs)
+
+
+def words(events: list[Any]) -> list[Any]:
+    """Events but for those of audio, which come between them when it is there."""
+    told = []
+    for event in comparable(events[:-1]):  # the last says that it is the last
+        audios = [choice["delta"].get("audio", {}) for choice in event["choices"]]
+        for audio in audios:
+            audio.pop("id", None)
+        if not any("data" in audio or "expires_at" in audio for audio in audios):
+            told.append(event)
+    return told
 
 
 async def test_the_words_are_there(rig: Rig, made: list[str]) -> None:

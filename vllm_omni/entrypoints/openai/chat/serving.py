@@ -222,11 +222,16 @@ class OmniServingChat(OmniErrorsMixin, OpenAIServingChat):  # type: ignore[misc]
             )
             return events
 
-        if self._spoken is None:
+        def text_events(
+            outputs: AsyncGenerator[RequestOutput, None],
+        ) -> AsyncGenerator[str | bytes, None]:
             if self._tells_more or not is_plain(request):
-                return written(result_generator)
+                return written(outputs)
             plain = PlainAnswer(request_id, model_name, self.get_chat_request_role(request))
-            return plain.events(result_generator, written)
+            return plain.events(outputs, written)
+
+        if self._spoken is None:
+            return text_events(result_generator)
         answer = SpokenAnswer(
             request_id=request_id,
             model=model_name,
@@ -237,7 +242,7 @@ class OmniServingChat(OmniErrorsMixin, OpenAIServingChat):  # type: ignore[misc]
             playback=Playback(self._media.metrics),
         )
         (stream,) = self._scope.streams
-        return answer.events(written(answer.text_outputs(stream)))
+        return answer.events(text_events(answer.text_outputs(stream)))
 
     async def _speak(self, response: ChatCompletionResponse) -> None:
         """Put the audio into the choices of a whole answer."""

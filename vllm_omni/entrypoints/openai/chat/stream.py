@@ -1,8 +1,9 @@
 """One stream of server-sent events with the text and the audio of an answer, as each comes.
 
-vLLM's generator writes the text events. It pulls from `text_outputs`, which walks the request's
-outputs in order: audio becomes events on the spot, text is handed on. Both meet in one short
-queue, so order is kept and a slow client holds up the walk instead of growing a buffer.
+vLLM's generator, or ours of plain answers, writes the text events. It pulls from `text_outputs`,
+which walks the request's outputs in order: audio becomes events on the spot, text is handed on.
+Both meet in one short queue, so order is kept and a slow client holds up the walk instead of
+growing a buffer.
 """
 
 from __future__ import annotations
@@ -71,7 +72,7 @@ class SpokenAnswer:
         self._events: asyncio.Queue[str | bytes | None] = asyncio.Queue(_QUEUED_EVENTS)
 
     async def text_outputs(self, stream: RequestStream) -> AsyncGenerator[RequestOutput, None]:
-        """Text for vLLM's generator. A choice's finish is held back until all audio was sent."""
+        """Text for its events. A choice's finish is held back until all audio was sent."""
         held: dict[int, CompletionOutput] = {}
         last: RequestOutput | None = None
         async with aclosing(stream.outputs()) as outputs:
@@ -87,7 +88,7 @@ class SpokenAnswer:
             yield _with_outputs(last, [held[index] for index in sorted(held)])
 
     async def events(
-        self, text_events: AsyncGenerator[str, None]
+        self, text_events: AsyncGenerator[str | bytes, None]
     ) -> AsyncGenerator[str | bytes, None]:
         """All events in order. Closing this closes `text_events` and what feeds it."""
         producing = asyncio.create_task(self._produce(text_events))
@@ -99,7 +100,7 @@ class SpokenAnswer:
             producing.cancel()
             await asyncio.gather(producing, return_exceptions=True)
 
-    async def _produce(self, text_events: AsyncGenerator[str, None]) -> None:
+    async def _produce(self, text_events: AsyncGenerator[str | bytes, None]) -> None:
         try:
             async with aclosing(text_events):
                 async for event in text_events:
@@ -141,11 +142,12 @@ class SpokenAnswer:
         choice = {"index": index, "delta": delta, "finish_reason": None}
         return {**self._envelope, "choices": [choice]}
 
-    def _with_transcript(self, event: str) -> str | bytes:
+    def _with_transcript(self, event: str | bytes) -> str | bytes:
         """The text event with its words as transcript, and as content when text was asked for."""
-        if not event.startswith("data: {"):
-            return event
-        chunk: dict[str, Any] = msgspec.json.decode(event[6:])
+        line = event.encode() if isinstance(event, str) else event
+        if not line.startswith(b"data: {"):
+            return line
+        chunk: dict[str, Any] = msgspec.json.decode(line[6:])
         created = chunk.get("created", self._envelope["created"])
         if created != self._envelope["created"]:
             self._envelope["created"] = created
