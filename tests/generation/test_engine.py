@@ -165,7 +165,11 @@ def test_a_stream_cut_anywhere_gives_the_same_audio(bench: Bench, size: int) -> 
     ],
 )
 def test_a_stream_that_fails_fails_its_request_and_says_who_waited_for_what(
-    bench: Bench, reason: str, error: str, expected: tuple[str, str]
+    bench: Bench,
+    caplog: pytest.LogCaptureFixture,
+    reason: str,
+    error: str,
+    expected: tuple[str, str],
 ) -> None:
     bench.listen("a", "s")
     bench.receiver.send("s", "hello ")
@@ -175,6 +179,9 @@ def test_a_stream_that_fails_fails_its_request_and_says_who_waited_for_what(
     waited = "stage voice waited for the next chunk of the stream of stage thinker"
     assert bench.failure("a") == (expected[0], waited + expected[1])
     assert bench.model.live_states == 0
+    (record,) = caplog.records
+    assert (record.levelname, record.exc_info) == ("WARNING", None), "no fault of this stage"
+    assert expected[1] in record.getMessage()
 
 
 def test_a_bridge_that_fails_fails_its_request_alone(bench: Bench) -> None:

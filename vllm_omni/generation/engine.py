@@ -232,7 +232,9 @@ class OneShotEngine:
 
     def _report(self, request_id: str, error: BaseException) -> None:
         failure = failure_from(error, self._stage)
-        if failure.code == "request_failed":
+        if isinstance(error, StreamFailedError):  # another stage's: it has logged how that came
+            logger.warning("stage %s: request %s ends: %s", self._stage, request_id, error)
+        elif failure.code == "request_failed":
             logger.error("stage %s: request %s failed", self._stage, request_id, exc_info=error)
         self._outputs.append(StageOutput(request_id, finished=True, failure=failure))
 
