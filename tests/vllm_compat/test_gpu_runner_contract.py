@@ -6,6 +6,7 @@ import inspect
 from typing import Any
 
 import pytest
+from vllm.v1.attention.backends.flash_attn import FlashAttentionMetadataBuilder
 from vllm.v1.core.sched.output import NewRequestData, SchedulerOutput
 from vllm.v1.core.sched.scheduler import Scheduler
 from vllm.v1.worker.gpu.block_table import BlockTables
@@ -15,6 +16,7 @@ from vllm.v1.worker.gpu.model_runner import ExecuteModelState, GPUModelRunner
 from vllm.v1.worker.gpu.model_states.default import DefaultModelState
 from vllm.v1.worker.gpu.sample.sampler import Sampler
 from vllm.v1.worker.gpu_worker import Worker
+from vllm.v1.worker.utils import AttentionGroup
 
 from vllm_omni.worker.conditioned_state import ConditionedState
 from vllm_omni.worker.gpu_runner import StageGPURunner
@@ -115,3 +117,11 @@ def test_the_sampler_can_be_called_before_the_first_request() -> None:
     assert parameters(Sampler.add_request) == ["req_idx", "sampling_params"]
     assert parameters(Sampler.__call__) == ["logits", "input_batch"]
     assert parameters(InputBatch.make_dummy)[:3] == ["num_reqs", "num_tokens", "input_buffers"]
+
+
+def test_a_step_no_longer_than_the_longest_graph_has_room_for_the_most_splits() -> None:
+    """Remove `_split_attention_in_graphs_alone` when this fails, if prompts are left alone then."""
+    source = inspect.getsource(FlashAttentionMetadataBuilder)
+    assert "self.max_cudagraph_size = self.compilation_config.max_cudagraph_capture_size" in source
+    assert "and num_actual_tokens <= self.max_cudagraph_size" in source
+    assert "metadata_builders" in AttentionGroup.__dataclass_fields__

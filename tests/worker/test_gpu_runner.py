@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from vllm.config.compilation import CUDAGraphMode
 from vllm.sampling_params import SamplingParams
 from vllm.v1.worker.gpu.model_runner import GPUModelRunner
 
@@ -183,3 +184,24 @@ def test_positions_count_on_after_a_prompt_with_media() -> None:
         (7, 0, [0, 1, 2, 4, 5, 6]),
         (8, 0, [0, 1, 3, 4, 5, 6]),
     ]
+
+
+@pytest.mark.parametrize(
+    ("mode", "sizes"),
+    [
+        (CUDAGraphMode.FULL_AND_PIECEWISE, [64, 32, None]),
+        (CUDAGraphMode.FULL_DECODE_ONLY, [64, 32, None]),
+        (CUDAGraphMode.FULL, [2048, 32, None]),
+    ],
+)
+def test_only_steps_of_decoding_are_split_for_graphs(
+    runner: Any, mode: CUDAGraphMode, sizes: list[int | None]
+) -> None:
+    builders = [SimpleNamespace(max_cudagraph_size=size) for size in (2048, 32, None)]
+    runner.attn_groups = [[SimpleNamespace(metadata_builders=builders)]]
+    runner.compilation_config = SimpleNamespace(cudagraph_mode=mode)
+    runner.max_num_reqs, runner.decode_query_len = 64, 1
+
+    runner._split_attention_in_graphs_alone()
+
+    assert [builder.max_cudagraph_size for builder in builders] == sizes

@@ -12,6 +12,7 @@ from typing import Any, Final
 
 import numpy as np
 import torch
+from vllm.config.compilation import CUDAGraphMode
 from vllm.sampling_params import SamplingParams
 from vllm.v1.worker.gpu.input_batch import InputBatch
 from vllm.v1.worker.gpu.model_runner import GPUModelRunner
@@ -69,6 +70,7 @@ class StageGPURunner(GPUModelRunner):  # type: ignore[misc]  # vLLM is not typed
 
     def initialize_kv_cache(self, kv_cache_config: Any, *args: Any, **kwargs: Any) -> None:
         super().initialize_kv_cache(kv_cache_config, *args, **kwargs)
+        self._split_attention_in_graphs_alone()
         if self._capture is not None:
             (group,) = kv_cache_config.kv_cache_groups
             self._capture.allocate(
@@ -78,6 +80,23 @@ class StageGPURunner(GPUModelRunner):  # type: ignore[misc]  # vLLM is not typed
                 self.dtype,
                 self.device,
             )
+
+    def _split_attention_in_graphs_alone(self) -> None:
+        """Have FlashAttention choose by itself into how many parts it splits a prompt's work.
+
+        vLLM gives it room for the most parts in every step that is no longer than the longest
+        graph, since graphs need that. Where graphs of prompts leave attention out, only steps of
+        decoding do: for others the partial sums are many times what is computed.
+        """
+        mode = self.compilation_config.cudagraph_mode
+        if mode.mixed_mode() == CUDAGraphMode.FULL:
+            return
+        longest = self.max_num_reqs * self.decode_query_len
+        for group in (group for groups in self.attn_groups for group in groups):
+            for builder in group.metadata_builders:
+                size = getattr(builder, "max_cudagraph_size", None)
+                if size is not None:
+                    builder.max_cudagraph_size = min(size, longest)
 
     def kv_share(self, available_bytes: int) -> int:
         """What of this memory the KV cache may take, so that the kept rows fit beside it."""
