@@ -19,11 +19,11 @@ from vllm.v1.worker.gpu.model_runner import GPUModelRunner
 
 from vllm_omni.core.conditioning import REPETITION_KEY
 from vllm_omni.core.stage_scheduler import updates_of
-from vllm_omni.worker.capture import StateCapture, positions_of
+from vllm_omni.worker.capture import positions_of
 from vllm_omni.worker.conditioned_inputs import ConditionedInputs, Scheduled
 from vllm_omni.worker.conditioned_model import SampledBatch
 from vllm_omni.worker.conditioned_state import ConditionedState, scheduled
-from vllm_omni.worker.sent_rows import DueRows, ReadPrompt, SentRows
+from vllm_omni.worker.sent_rows import DueRows, ReadPrompt, rows_of_stage
 from vllm_omni.worker.stage_options import StageOptions
 from vllm_omni.worker.stage_runner import record_layers
 from vllm_omni.worker.step_output import CodesOnTheWay, PendingStep, with_payloads
@@ -38,11 +38,7 @@ class StageGPURunner(GPUModelRunner):  # type: ignore[misc]  # vLLM is not typed
 
     def __init__(self, vllm_config: Any, device: torch.device) -> None:
         options = StageOptions.of(vllm_config.additional_config)
-        self._capture: StateCapture | None = None
-        self._sent: SentRows | None = None
-        if options.capture_layers is not None and options.capture_scope is not None:
-            self._capture = StateCapture(options.capture_layers, options.capture_scope)
-            self._sent = SentRows(options.capture_scope)
+        self._capture, self._sent = rows_of_stage(options)
         self._is_conditioned = options.is_conditioned
         self._inputs: ConditionedInputs | None = None
         self._asked: dict[str, Any] = {}
@@ -176,7 +172,6 @@ class StageGPURunner(GPUModelRunner):  # type: ignore[misc]  # vLLM is not typed
         step = self.execute_model_state
         if step is None or step.hidden_states is None:  # of another rank of the pipeline
             return super().sample_tokens(grammar_output)
-        batch = scheduled(step.input_batch)
         slots: torch.Tensor | None = None
         if self._capture is not None:
             slots = next(iter(step.slot_mappings_by_layer.values()))[: step.input_batch.num_tokens]
@@ -187,8 +182,8 @@ class StageGPURunner(GPUModelRunner):  # type: ignore[misc]  # vLLM is not typed
             pending.codes = CodesOnTheWay(self._codes.to("cpu", non_blocking=True))
             pending.codes.rows = np.flatnonzero(has_sampled(step.input_batch)).tolist()
             self._codes = None
-        if self._capture is not None and self._sent is not None and slots is not None:
-            due = self._sent.due(batch, self._read_prompt)
+        if self._capture and self._sent and slots is not None and not self._sent.is_idle:
+            due = self._sent.due(scheduled(step.input_batch), self._read_prompt)
             found = self._capture.read(
                 self._slots(due, step.input_batch, slots), [each.spans for each in due]
             )

@@ -13,8 +13,9 @@ from vllm_omni.config.pipeline import CaptureScope
 from vllm_omni.core.conditioning import KIND_POSITIONS
 from vllm_omni.core.payloads import StepPayload, as_array
 from vllm_omni.core.token_streams import targets_of
-from vllm_omni.worker.capture import Spans, spans_of
+from vllm_omni.worker.capture import Spans, StateCapture, spans_of
 from vllm_omni.worker.conditioned_inputs import Scheduled
+from vllm_omni.worker.stage_options import StageOptions
 
 _ALL: Final = sys.maxsize
 
@@ -58,6 +59,11 @@ class SentRows:
     def __repr__(self) -> str:
         return f"<SentRows {self._scope} requests={len(self._num_sent)}>"
 
+    @property
+    def is_idle(self) -> bool:
+        """No request has rows to send."""
+        return not self._num_sent
+
     def begin(self, request_id: str, params: Any) -> None:
         """Note a request, if its `SamplingParams` name a stage that wants its rows."""
         if any(target.conditions for target in targets_of(params)):
@@ -72,8 +78,6 @@ class SentRows:
         self, batch: Sequence[Scheduled], prompt_of: Callable[[str], ReadPrompt]
     ) -> list[DueRows]:
         """What is sent with a step, and counts as sent from now on."""
-        if not self._num_sent:
-            return []
         found = []
         for row, part in enumerate(batch):
             num_sent = self._num_sent.get(part.request_id, _ALL)
@@ -99,6 +103,14 @@ class SentRows:
             spans = _media_spans(prompt.mm_features)
             self._num_sent[part.request_id] = _ALL
         return DueRows(row, part, spans, payloads)
+
+
+def rows_of_stage(options: StageOptions) -> tuple[StateCapture | None, SentRows | None]:
+    """What is kept of a stage's forward and what leaves of it; none where it conditions none."""
+    if options.capture_layers is None or options.capture_scope is None:
+        return None, None
+    capture = StateCapture(options.capture_layers, options.capture_scope)
+    return capture, SentRows(options.capture_scope)
 
 
 def _media_spans(features: Iterable[Any]) -> Spans:

@@ -15,11 +15,10 @@ import torch
 
 from vllm_omni.core.conditioning import REPETITION_KEY
 from vllm_omni.core.stage_scheduler import updates_of
-from vllm_omni.worker.capture import StateCapture
 from vllm_omni.worker.conditioned_inputs import ConditionedInputs, Scheduled
 from vllm_omni.worker.conditioned_model import SampledBatch
 from vllm_omni.worker.seen_tokens import SeenTokens
-from vllm_omni.worker.sent_rows import ReadPrompt, SentRows
+from vllm_omni.worker.sent_rows import ReadPrompt, rows_of_stage
 from vllm_omni.worker.stage_options import StageOptions
 from vllm_omni.worker.step_output import CodesOnTheWay, PendingStep, with_payloads
 from vllm_omni.worker.transfer import on_device
@@ -34,11 +33,7 @@ class StageRunnerMixin:
 
     def __init__(self, vllm_config: Any, *args: Any, **kwargs: Any) -> None:
         options = StageOptions.of(vllm_config.additional_config)
-        self._capture: StateCapture | None = None
-        self._sent: SentRows | None = None
-        if options.capture_layers is not None and options.capture_scope is not None:
-            self._capture = StateCapture(options.capture_layers, options.capture_scope)
-            self._sent = SentRows(options.capture_scope)
+        self._capture, self._sent = rows_of_stage(options)
         self._is_conditioned = options.is_conditioned
         self._inputs: ConditionedInputs | None = None
         self._seen: SeenTokens | None = None
@@ -199,7 +194,7 @@ class StageRunnerMixin:
             pending.codes = CodesOnTheWay(self._codes.to("cpu", non_blocking=True))
             discarded = self.discard_request_mask.np  # type: ignore[attr-defined]
             pending.codes.rows = [i for i in range(len(scheduled)) if not discarded[i]]
-        if self._capture is not None and self._sent is not None:
+        if self._capture and self._sent and not self._sent.is_idle:
             due = self._sent.due(scheduled, self._read_prompt)
             slots = [
                 self._capture.slots(self._block_ids(each.part.request_id), each.spans)
